@@ -69,7 +69,7 @@ class Throttle:
     def took(self, size_bytes: int, by: str | None = None) -> None:
         """Note bytes that have come; ``by`` the consumer that they are for, None for what may be anybody's."""
         rate = self._bandwidth.at(self._now_unix_ms())
-        if rate is None or not size_bytes:
+        if rate is None or size_bytes <= 0:
             return
         now, seconds = asyncio.get_running_loop().time(), size_bytes / rate
         self._free_at = max(self._free_at, now - BURST_SECONDS) + seconds

@@ -20,7 +20,7 @@ BACKLOG = 20_000
 async def with_backlog(tmp_path: Path, cleanup: Cleanup) -> tuple[Zone, Zone]:
     """Give two zones, the sender with a backlog in one of four streams, the receiver with a limited link."""
     plant, enterprise = map(cleanup.zone, pair(tmp_path, streams=STREAMS))
-    enterprise.links = link_to(plant, more=f"rate_limit = {RATE}\nbatch_facts = 2000")
+    enterprise.links = link_to(plant, more=f"rate_limit = {RATE}\nbatch_facts = 2000\ncompression = true")
     enterprise.write()
     plant.start()
     async with plant.client() as producer:

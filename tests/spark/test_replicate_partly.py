@@ -28,6 +28,7 @@ predicates = ["temperature_*"]
 reconciliation_backlog = 1000
 fetch_wait = "1s"
 batch_facts = 10
+compression = true
 """
 
 

@@ -420,6 +420,9 @@ class Link:
         "have no bound.",
         example=["06:00-18:00 256KiB", "18:00-06:00 8MiB"],
     )
+    compression: bool = setting(
+        FLAG, False, says="Have the sender compress facts (Zstandard): for narrow lines. Artifacts come as they are."
+    )
     priority: tuple[str, ...] = setting(
         list_of(STREAM_NAME),
         [],

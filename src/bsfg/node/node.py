@@ -498,7 +498,8 @@ class Node:
         shared = isinstance(self.parts.storage, SharedStorage)
         urgent = [consumer_name(self.config.zone.name, stream, link.buffer) for stream in link.priority]
         throttle = Throttle(link.bandwidth, self.clock.now_unix_ms, urgent) if link.bandwidth else None
-        client = BoundaryClient(connection, instance="" if shared else self._instance, throttle=throttle)
+        instance = "" if shared else self._instance
+        client = BoundaryClient(connection, instance=instance, throttle=throttle, packs=link.compression)
         held.push_async_callback(client.close)
         by_alternative_name = self.config.tls.identity == IdentityFrom.SAN
 

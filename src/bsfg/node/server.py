@@ -40,6 +40,7 @@ from bsfg.wire.frames import (
     given,
     head_message,
     object_info,
+    packed,
     schema_for,
 )
 from bsfg.wire.grpc_calls import GrpcHandlers, IncomingRequests, Stream, Unary
@@ -131,10 +132,15 @@ class BoundaryServicer:
             fetched = await self._service.fetch(caller, request.consumer, wanted, _zones(request.carry_only))
         check_hashers(fetched.frames, request)
         schema = schema_for(ages=request.ages)
+
+        def response() -> bytes:
+            plain = frames_response(fetched, schema)
+            return packed(plain) if request.packed else plain
+
         if fetched.weight_bytes < THREAD_BYTES:
-            return frames_response(fetched, schema)
+            return response()
         async with self._calls.admission.answering.take(fetched.weight_bytes, str(caller)):
-            return await by_size(fetched.weight_bytes, frames_response, fetched, schema)
+            return await by_size(fetched.weight_bytes, response)
 
     def follow_facts(self, requests: AsyncIterator[pb.FetchRequest], caller: Caller) -> AsyncIterator[Any]:
         """Answer one fetch after the other."""

@@ -225,7 +225,7 @@ class AppendAck(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., count: _Optional[int] = ..., first_offset: _Optional[int] = ..., offsets: _Optional[bytes] = ..., results: _Optional[bytes] = ..., digests: _Optional[bytes] = ..., chain_head: _Optional[bytes] = ..., appended_at_unix_ms: _Optional[int] = ..., message_ids: _Optional[_Iterable[str]] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., hasher: _Optional[str] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("consumer", "limit", "max_bytes", "wait_ms", "carry_only", "frames", "gaps_after", "after", "ages", "sets", "hashers", "instance", "filter")
+    __slots__ = ("consumer", "limit", "max_bytes", "wait_ms", "carry_only", "frames", "gaps_after", "after", "ages", "sets", "hashers", "instance", "packed", "filter")
     CONSUMER_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -238,6 +238,7 @@ class FetchRequest(_message.Message):
     SETS_FIELD_NUMBER: _ClassVar[int]
     HASHERS_FIELD_NUMBER: _ClassVar[int]
     INSTANCE_FIELD_NUMBER: _ClassVar[int]
+    PACKED_FIELD_NUMBER: _ClassVar[int]
     FILTER_FIELD_NUMBER: _ClassVar[int]
     consumer: str
     limit: int
@@ -251,8 +252,9 @@ class FetchRequest(_message.Message):
     sets: bool
     hashers: _containers.RepeatedScalarFieldContainer[str]
     instance: str
+    packed: bool
     filter: FactFilter
-    def __init__(self, consumer: _Optional[str] = ..., limit: _Optional[int] = ..., max_bytes: _Optional[int] = ..., wait_ms: _Optional[int] = ..., carry_only: _Optional[_Iterable[str]] = ..., frames: _Optional[bool] = ..., gaps_after: _Optional[str] = ..., after: _Optional[int] = ..., ages: _Optional[bool] = ..., sets: _Optional[bool] = ..., hashers: _Optional[_Iterable[str]] = ..., instance: _Optional[str] = ..., filter: _Optional[_Union[FactFilter, _Mapping]] = ...) -> None: ...
+    def __init__(self, consumer: _Optional[str] = ..., limit: _Optional[int] = ..., max_bytes: _Optional[int] = ..., wait_ms: _Optional[int] = ..., carry_only: _Optional[_Iterable[str]] = ..., frames: _Optional[bool] = ..., gaps_after: _Optional[str] = ..., after: _Optional[int] = ..., ages: _Optional[bool] = ..., sets: _Optional[bool] = ..., hashers: _Optional[_Iterable[str]] = ..., instance: _Optional[str] = ..., packed: _Optional[bool] = ..., filter: _Optional[_Union[FactFilter, _Mapping]] = ...) -> None: ...
 
 class FactFilter(_message.Message):
     __slots__ = ("subjects", "predicates", "from_zones", "to_zones", "produced_from_unix_ms", "produced_before_unix_ms")
@@ -271,7 +273,7 @@ class FactFilter(_message.Message):
     def __init__(self, subjects: _Optional[_Iterable[str]] = ..., predicates: _Optional[_Iterable[str]] = ..., from_zones: _Optional[_Iterable[str]] = ..., to_zones: _Optional[_Iterable[str]] = ..., produced_from_unix_ms: _Optional[int] = ..., produced_before_unix_ms: _Optional[int] = ...) -> None: ...
 
 class FetchResponse(_message.Message):
-    __slots__ = ("entries", "gaps", "start", "next_offset", "log_id", "end", "chain_head", "frames", "gaps_token")
+    __slots__ = ("entries", "gaps", "start", "next_offset", "log_id", "end", "chain_head", "frames", "gaps_token", "packed", "unpacked_bytes")
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     GAPS_FIELD_NUMBER: _ClassVar[int]
     START_FIELD_NUMBER: _ClassVar[int]
@@ -281,6 +283,8 @@ class FetchResponse(_message.Message):
     CHAIN_HEAD_FIELD_NUMBER: _ClassVar[int]
     FRAMES_FIELD_NUMBER: _ClassVar[int]
     GAPS_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    PACKED_FIELD_NUMBER: _ClassVar[int]
+    UNPACKED_BYTES_FIELD_NUMBER: _ClassVar[int]
     entries: _containers.RepeatedCompositeFieldContainer[Entry]
     gaps: _containers.RepeatedCompositeFieldContainer[GapRecord]
     start: int
@@ -290,7 +294,9 @@ class FetchResponse(_message.Message):
     chain_head: bytes
     frames: _containers.RepeatedCompositeFieldContainer[FetchFrame]
     gaps_token: str
-    def __init__(self, entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ..., gaps: _Optional[_Iterable[_Union[GapRecord, _Mapping]]] = ..., start: _Optional[int] = ..., next_offset: _Optional[int] = ..., log_id: _Optional[str] = ..., end: _Optional[int] = ..., chain_head: _Optional[bytes] = ..., frames: _Optional[_Iterable[_Union[FetchFrame, _Mapping]]] = ..., gaps_token: _Optional[str] = ...) -> None: ...
+    packed: bytes
+    unpacked_bytes: int
+    def __init__(self, entries: _Optional[_Iterable[_Union[Entry, _Mapping]]] = ..., gaps: _Optional[_Iterable[_Union[GapRecord, _Mapping]]] = ..., start: _Optional[int] = ..., next_offset: _Optional[int] = ..., log_id: _Optional[str] = ..., end: _Optional[int] = ..., chain_head: _Optional[bytes] = ..., frames: _Optional[_Iterable[_Union[FetchFrame, _Mapping]]] = ..., gaps_token: _Optional[str] = ..., packed: _Optional[bytes] = ..., unpacked_bytes: _Optional[int] = ...) -> None: ...
 
 class ConsumerSelection(_message.Message):
     __slots__ = ("consumer", "wait_ms", "gaps_after", "after", "sets")

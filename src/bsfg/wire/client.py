@@ -35,7 +35,16 @@ from bsfg.wire.convert import (
     ranges_in,
     refusal_message,
 )
-from bsfg.wire.frames import CHUNK_BYTES, description_message, hashers_here, read_download, read_frame, read_head
+from bsfg.wire.frames import (
+    CHUNK_BYTES,
+    description_message,
+    hashers_here,
+    read_download,
+    read_frame,
+    read_head,
+    unpacked,
+)
+from bsfg.wire.messages import read_of_peer
 from bsfg.wire.service import ObjectInfo
 from bsfg.wire.streams import Appended, AppendStream, Conversations, PutLane, PutLanes, PutStream, is_unimplemented
 
@@ -55,11 +64,13 @@ class BoundaryClient:
     """What producers, consumers, peers and pipelines call on a node.
 
     Every method raises only `bsfg.errors.BsfgError`: the node's own error, or `PeerUnreachable` and `TimedOut`.
-    ``instance`` tells which process asks for frames, ``throttle`` bounds what is asked for.
+    ``instance`` tells which process asks for frames, ``throttle`` bounds what it asks for, ``packs`` compresses it.
     """
 
-    def __init__(self, connection: Connection, *, instance: str = "", throttle: Throttle | None = None) -> None:
-        self.connection, self._instance, self._throttle = connection, instance, throttle
+    def __init__(
+        self, connection: Connection, *, instance: str = "", throttle: Throttle | None = None, packs: bool = False
+    ) -> None:
+        self.connection, self._instance, self._throttle, self._packs = connection, instance, throttle, packs
         self._appending: dict[str, AppendStream] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._gives_whole_answers = True
@@ -106,7 +117,7 @@ class BoundaryClient:
             throttle.took(room.taken_bytes, consumer)
 
     async def _fetched(self, consumer: str, request: FetchRequest, carry_only: Sequence[str], room: _Room) -> Fetched:
-        answers = await self._whole_answer(consumer, request, carry_only) if self._gives_whole_answers else []
+        answers = await self._whole_answer(consumer, request, carry_only, room) if self._gives_whole_answers else []
         if not answers:
             # A node that knows no answers as a whole gives them message by message.
             self._gives_whole_answers = False
@@ -115,7 +126,9 @@ class BoundaryClient:
             room.take(answer)
         return read_head(answers[0], [await _decoded(answer) for answer in answers[1:]])
 
-    async def _whole_answer(self, consumer: str, request: FetchRequest, carry_only: Sequence[str]) -> Sequence[Any]:
+    async def _whole_answer(
+        self, consumer: str, request: FetchRequest, carry_only: Sequence[str], room: _Room
+    ) -> Sequence[Any]:
         message = pb.FetchRequest(
             consumer=consumer,
             limit=request.max_facts,
@@ -129,6 +142,7 @@ class BoundaryClient:
             sets=request.sets,
             hashers=hashers_here(),
             instance=self._instance,
+            packed=self._packs,
             filter=filter_message(request.filter),
         )
         try:
@@ -137,6 +151,8 @@ class BoundaryClient:
             if not is_unimplemented(error):
                 raise
             return []
+        if self._packs and isinstance(answer, pb.FetchResponse) and answer.packed:
+            answer = await room.unpacked(answer)
         frames: Sequence[Any] = answer.frames
         return frames
 
@@ -432,6 +448,15 @@ class _Room:
         self._bytes = 4 * request.max_bytes + MESSAGE_BYTES
         self._parts = 4 * request.max_facts + ANSWER_PARTS
         self._ranges = self.taken_bytes = 0
+
+    async def unpacked(self, answer: pb.FetchResponse) -> Any:
+        """Give the answer that came compressed, as one is read that a peer sent; raises `FrameInvalid` for others."""
+        data = await by_size(max(len(answer.packed), answer.unpacked_bytes), unpacked, answer, self._bytes)
+        self.taken_bytes -= len(data) - len(answer.packed)
+        found = await by_size(len(data), read_of_peer(pb.FetchResponse), data)
+        if found is None or not found.frames:
+            raise FrameInvalid("what came packed is no answer")
+        return found
 
     def take(self, answer: pb.FetchFrame) -> None:
         """Count a message, or raise `FrameInvalid` when it is one too many."""

@@ -84,6 +84,33 @@ def frames_response(fetched: Fetched, schema: pa.Schema = ENTRY_SCHEMA) -> bytes
     return b"".join(response)
 
 
+PACKED_BYTES_MIN = 1 << 10
+"""Less than this is not worth the packing."""
+
+_ZSTD = pa.Codec("zstd", compression_level=1)
+
+
+def packed(response: bytes) -> bytes:
+    """Compress a response, unless it is too small or does not become smaller."""
+    if len(response) < PACKED_BYTES_MIN:
+        return response
+    small = _ZSTD.compress(response, asbytes=True)
+    if len(small) >= len(response):
+        return response
+    message = pb.FetchResponse(packed=small, unpacked_bytes=len(response))
+    return bytes(message.SerializeToString())
+
+
+def unpacked(message: pb.FetchResponse, most_bytes: int) -> bytes:
+    """Give the response that came compressed; raises `FrameInvalid` when it is none, or larger than allowed."""
+    if message.unpacked_bytes > most_bytes:
+        raise FrameInvalid("the answer brings far more than was asked for")
+    try:
+        return bytes(_ZSTD.decompress(message.packed, message.unpacked_bytes, asbytes=True))
+    except OSError:
+        raise FrameInvalid("the answer cannot be unpacked") from None
+
+
 def _frame_parts(frame: Frame, schema: pa.Schema) -> list[Any]:
     message = _without_entries(frame)
     if frame.entries is None:

@@ -119,12 +119,16 @@ def _check_answer(message_type: Any, data: memoryview) -> None:
         part, kind = inside.pop()
         batch = _BATCHES.get(kind)
         number = kind.DESCRIPTOR.fields_by_name[batch or "frames"].number if batch or kind is pb.FetchResponse else 0
+        # What came packed is one field, and is judged when it is unpacked.
+        packed = _PACKED if kind is pb.FetchResponse else 0
         rest = bytearray()
         try:
             for start, found, begin, end in _fields(part, _TAG_BYTES_MAX):
                 left -= 1
                 if left < 0 or len(rest) > ANSWER_REST_BYTES:
                     raise FrameInvalid("the answer has far more fields than it needs", limit="fields")
+                if found == packed and packed:
+                    continue
                 if found != number or not number:
                     rest += part[start:end]
                 elif kind is pb.FetchResponse:
@@ -197,6 +201,8 @@ def read_response(data: bytes) -> Any:
     pb.FetchResponse.FromString(taken[0])
     return LargeResponse([read_message(pb.FetchFrame, "entries", frame) for frame in taken[1]])
 
+
+_PACKED = pb.FetchResponse.DESCRIPTOR.fields_by_name["packed"].number
 
 _BATCHES: dict[Any, str] = {pb.AppendFrame: "facts", pb.PutFrame: "entries", pb.FetchFrame: "entries"}
 

@@ -215,7 +215,7 @@ class LinkMover:
         urgent = [each.consumer for each in plan.streams if each.stream in plan.link.priority]
         bandwidth = plan.link.bandwidth
         throttle = Throttle(bandwidth, SystemClock().now_unix_ms, urgent) if bandwidth else None
-        peer = BoundaryClient(calls().connection(plan.peer), throttle=throttle)
+        peer = BoundaryClient(calls().connection(plan.peer), throttle=throttle, packs=plan.link.compression)
         desk = RemoteReporter(shift.reports, plan.name, lease.token, lease.mode)
         pulls = [TaskPull(plan, each, peer, self._own, admin, lease.token, desk.came, pace) for each in plan.streams]
         handoff = Handoff(plan.link, desk, pulls, note=_note, way=way)
