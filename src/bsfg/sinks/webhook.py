@@ -208,9 +208,14 @@ class Webhook:
         """Send items; give None when they are taken and the receiver's words when it refuses their content."""
         settings, forms = self.settings, [item_form(item, batch) for item in items]
         body = orjson.dumps({"stream": batch.stream, "log_id": batch.log_id, "items": forms})
-        headers = {**settings.own_headers(), **signed_headers(body, settings.signing_key(), int(time.time()))}
         try:
-            answer = Posting(settings.timeout_seconds, settings.context()).post(settings.url, body, headers)
+            headers = {**settings.own_headers(), **signed_headers(body, settings.signing_key(), int(time.time()))}
+            posting = Posting(settings.timeout_seconds, settings.context())
+        except (InvalidArgument, StorageUnreadable) as error:
+            # They were good when the sink began: somebody is putting new ones in their place.
+            raise SinkAway(error.message, hint=error.hint) from None
+        try:
+            answer = posting.post(settings.url, body, headers)
         except ssl.SSLCertVerificationError as error:
             hint = "Check --url; name the authority of its certificate with --trust if it is one of your own."
             raise SinkRefused(f"{self._where} is not trusted: {error.verify_message}", hint=hint) from None
@@ -243,7 +248,7 @@ class Webhook:
             for item, batch, why in self._guilty
         ]
         try:
-            with path.open("a+b") as file:
+            with open(path, "a+b", opener=_for_its_owner) as file:
                 is_new = not file.tell()
                 if not is_new:
                     file.seek(-1, os.SEEK_END)
@@ -258,6 +263,10 @@ class Webhook:
             raise disk.translated(error, f"setting a fact aside in {path}") from None
         self._aside += len(self._guilty)
         self._guilty = []
+
+
+def _for_its_owner(path: str, flags: int) -> int:
+    return os.open(path, flags, disk.ACCESS.file_mode)
 
 
 def _said(answer: PostAnswer) -> str:
