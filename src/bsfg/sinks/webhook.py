@@ -242,31 +242,16 @@ class Webhook:
         path, now_unix_ms = self.settings.aside, time.time_ns() // 1_000_000
         lines = [
             orjson.dumps(
-                {"at_unix_ms": now_unix_ms, "refused": why, "stream": batch.stream, "item": item_form(item, batch)},
-                option=orjson.OPT_APPEND_NEWLINE,
+                {"at_unix_ms": now_unix_ms, "refused": why, "stream": batch.stream, "item": item_form(item, batch)}
             )
             for item, batch, why in self._guilty
         ]
         try:
-            with open(path, "a+b", opener=_for_its_owner) as file:
-                is_new = not file.tell()
-                if not is_new:
-                    file.seek(-1, os.SEEK_END)
-                    # What an end in the middle of a line has left stays a line of its own.
-                    lines[:0] = [b""] if file.read(1) == b"\n" else [b"\n"]
-                file.writelines(lines)
-                file.flush()
-                os.fsync(file.fileno())
-            if is_new:
-                disk.sync_folder(path.absolute().parent)
+            disk.add_lines(path, lines)
         except OSError as error:
             raise disk.translated(error, f"setting a fact aside in {path}") from None
         self._aside += len(self._guilty)
         self._guilty = []
-
-
-def _for_its_owner(path: str, flags: int) -> int:
-    return os.open(path, flags, disk.ACCESS.file_mode)
 
 
 def _said(answer: PostAnswer) -> str:
