@@ -385,6 +385,9 @@ export class Consumer {
     if (this.logId !== undefined && this.logId !== found.log_id) {
       throw new BsfgError("foreign_log", `the node's log is now ${found.log_id}, it was ${this.logId}`);
     }
+    if (this.logId !== undefined && (found.start <= this.committed || found.end <= this.handed)) {
+      throw new BsfgError("foreign_log", `the node's log went back: it starts at ${found.start}, ends at ${found.end}`);
+    }
     this.logId = found.log_id;
     this.gapsToken = found.gaps_token;
     if (after === undefined) this.committed = Math.max(this.committed, found.start - 1);

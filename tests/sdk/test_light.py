@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -32,6 +33,7 @@ from bsfg.errors import (
     BsfgError,
     ConflictingDuplicate,
     DigestMismatch,
+    ForeignLog,
     HasherUnknown,
     InvalidArgument,
     PeerUnreachable,
@@ -152,6 +154,35 @@ def test_a_failure_is_raised_though_the_node_is_away(zone: Zone, monkeypatch: py
     zone.start()
     assert [entry.offset for entry in consumer.entries(idle_seconds=0)] == [0, 1]
     consumer.close()
+
+
+def test_a_node_that_was_put_back_is_noticed(zone: Zone, tmp_path: Path) -> None:
+    """Its offsets mean other facts now; who goes on afterwards begins where the node is."""
+
+    def say(*names: str) -> None:
+        with LightProducer(node_of(zone), **TO) as producer:  # type: ignore[arg-type]
+            for name in names:
+                producer.append(Fact("batch:B1", "said"), message_id=name)
+
+    create(zone, "app-light")
+    say("a")
+    with LightConsumer("app-light", node_of(zone, "consumer")) as consumer:
+        assert consumer.run(lambda entry: None, idle_seconds=0) == 1
+        zone.stop()
+        shutil.copytree(zone.data, tmp_path / "copy")
+        zone.start()
+        say("b", "c")
+        assert consumer.run(lambda entry: None, idle_seconds=0) == 2
+        zone.stop()
+        shutil.rmtree(zone.data)
+        shutil.copytree(tmp_path / "copy", zone.data)
+        zone.start()
+        say("d", "e", "f", "g")
+        with pytest.raises(ForeignLog, match="went back"):
+            consumer.run(lambda entry: None, idle_seconds=0)
+        taken: list[str | None] = []
+        consumer.run(lambda entry: taken.append(entry.key.message_id), idle_seconds=0)
+        assert (taken, consumer.committed) == (["d", "e", "f", "g"], 4)
 
 
 @pytest.mark.parametrize(("status", "body"), [(200, b"<html>"), (302, b""), (200, b"{}"), (200, b"[]")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -410,6 +411,43 @@ def test_a_node_that_goes_away_is_waited_for(plant: Plant, tables: SqlSettings) 
         plant.stop()
         until(lambda: sink.problem is not None)
     assert rows(tables) == numbered(20)
+
+
+@pytest.mark.parametrize("more", [5, 40])
+def test_a_node_that_is_put_back_while_a_sink_runs_is_noticed(
+    plant: Plant, tables: SqlSettings, tmp_path: Path, more: int
+) -> None:
+    """Its offsets mean other facts now: none is passed over or confirmed unseen, whether it has grown since or not."""
+    failures: list[BsfgError] = []
+
+    def work() -> None:
+        try:
+            sink.run()
+        except BsfgError as error:
+            failures.append(error)
+
+    plant.produce(messages(10))
+    sink = Sink(plant.endpoint, "app-sink", SqlTarget(tables))
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        until(lambda: plant.committed() == 9)
+        plant.stop()
+        shutil.copytree(plant.data, tmp_path / "copy")
+        plant.start()
+        plant.produce(messages(20, first=10))
+        until(lambda: plant.committed() == 29)
+        plant.stop()
+        shutil.rmtree(plant.data)
+        shutil.copytree(tmp_path / "copy", plant.data)
+        plant.start()
+        plant.produce(messages(more, first=100))
+        thread.join(15)
+        assert [type(each) for each in failures] == [ForeignLog]
+    finally:
+        sink.end()
+        thread.join(WAIT_SECONDS)
+    assert (rows(tables), plant.committed()) == (numbered(30), 9)
 
 
 def test_it_is_kept_alive_as_the_other_pipelines_are(plant: Plant, tmp_path: Path) -> None:

@@ -238,6 +238,9 @@ class LightConsumer:
         if self._log_id not in (None, found["log_id"]):
             before, self._log_id = self._log_id, None
             raise ForeignLog(f"the node's log is now {found['log_id']}, it was {before}")
+        if self._log_id is not None and (found["start"] <= self.committed or found["end"] <= self._handed):
+            had, self._log_id = max(self.committed, self._handed), None
+            raise ForeignLog(f"the node's log went back: {had} was there, it starts at {found['start']}")
         if self._log_id is None:
             self._frontier = Frontier(found["start"] - 1)
         self._log_id, self._gaps_token = found["log_id"], found["gaps_token"]
