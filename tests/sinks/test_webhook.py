@@ -344,6 +344,9 @@ def test_what_cannot_be_used_is_said_before_anything_is_sent(tmp_path: Path) -> 
         with pytest.raises(InvalidArgument, match="--url") as caught:
             WebhookSettings(url, tmp_path / "aside")
         assert "me:secret" not in caught.value.message
+    for seconds in (0, float("inf"), float("nan"), 1e18):
+        with pytest.raises(InvalidArgument, match="--timeout"):
+            WebhookSettings("https://x.example/", tmp_path, timeout_seconds=seconds)
     file = tmp_path / "file"
     for text, option in (("short", "secret"), ("whsec_%%%", "secret"), ("no header", "headers"), (": x", "headers")):
         file.write_text(text)

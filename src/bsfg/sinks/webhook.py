@@ -43,6 +43,7 @@ REFUSED_IN_A_ROW_MAX = 10
 """So many items may be refused one after the other; then it is the receiver that is wrong, and none of them."""
 
 RETRY_AFTER_SECONDS_MAX = 3_600.0
+TIMEOUT_SECONDS_MAX = 3_600
 SECRET_BYTES_MIN = 16
 SECRET_PREFIX = b"whsec_"
 WORDS_MAX = 300
@@ -65,6 +66,8 @@ class WebhookSettings:
     timeout_seconds: float = 30.0
 
     def __post_init__(self) -> None:
+        if not 0 < self.timeout_seconds <= TIMEOUT_SECONDS_MAX:
+            raise InvalidArgument(f"--timeout must be above 0 and at most {TIMEOUT_SECONDS_MAX} seconds")
         try:
             parts = urlsplit(URL.read(self.url))
         except WrongValue as problem:
