@@ -96,9 +96,14 @@ export class Node {
     throw new BsfgError(code, detail, { retryable, hint, details, status: answer.statusCode });
   }
 
-  /** Asks, and gives the answer as a text. */
-  async text(method, path, options = {}) {
-    return readAll(await this.ask(method, path, options));
+  /** Asks, and gives the answer as a text and as what that says; what is no JSON is no answer of a node. */
+  async json(method, path, options = {}) {
+    const text = await readAll(await this.ask(method, path, options));
+    try {
+      return { text, found: JSON.parse(text) };
+    } catch {
+      throw unreachable("what answered is no node");
+    }
   }
 
   close() {
@@ -128,7 +133,7 @@ function pathOf(parts, query = {}) {
 
 /** Writes a file so that it is there whole or not at all, also after a power loss. */
 async function writeDurably(path, data) {
-  const file = await open(`${path}.new`, "w");
+  const file = await open(`${path}.new`, "w", 0o600);
   try {
     await file.writeFile(data);
     await file.sync();
@@ -196,7 +201,7 @@ export class Producer {
   /** Takes up what an earlier process left, and begins to send. */
   async start() {
     const refused = join(this.outbox, "refused");
-    await mkdir(refused, { recursive: true });
+    await mkdir(refused, { recursive: true, mode: 0o700 });
     for (const folder of [this.outbox, dirname(resolve(this.outbox))]) await syncFolder(folder);
     const names = (await numbered(this.outbox)).sort();
     this.waiting = names;
@@ -269,11 +274,11 @@ export class Producer {
     const path = pathOf(["streams", batch[0].stream, "facts"]);
     const many = batch.length > 1;
     try {
-      const answer = JSON.parse(await this.node.text("POST", path, {
+      const { found } = await this.node.json("POST", path, {
         body: batch.map(({ line }) => line).join("\n"),
         headers: { "Content-Type": many ? JSON_LINES : JSON_TYPE },
-      }));
-      for (const [at, { result, offset, message_id: id }] of answer.results.entries()) {
+      });
+      for (const [at, { result, offset, message_id: id }] of found.results.entries()) {
         // A repeat ("already_exists") is success. Another body under the id is not, and nothing of it was stored.
         if (result === "conflict") {
           await this.#refuse(batch[at], new BsfgError("conflicting_duplicate", `${id} is taken at offset ${offset}`));
@@ -353,8 +358,8 @@ export class Consumer {
     this.refusals = [];
     const headers = { "Content-Type": JSON_TYPE };
     const path = pathOf(["consumers", this.name, "confirm"]);
-    const answer = await this.#insist(() => this.node.text("POST", path, { body, headers }));
-    this.committed = JSON.parse(answer).cursor_advanced_to;
+    const { found } = await this.#insist(() => this.node.json("POST", path, { body, headers }));
+    this.committed = found.cursor_advanced_to;
   }
 
   async close() {
@@ -374,12 +379,14 @@ export class Consumer {
     const after = this.handed > this.committed ? this.handed : undefined;
     const query = { limit, wait_ms: Math.round(waitMs), gaps_after: this.gapsToken, after };
     const path = pathOf(["consumers", this.name, "facts"], query);
-    const text = await this.#insist(() => this.node.text("GET", path, { waitMs }));
     // Read twice: as values for what is whole numbers and texts, and with literals for what the digest covers.
-    const found = JSON.parse(text);
+    const { text, found } = await this.#insist(() => this.node.json("GET", path, { waitMs }));
     const literal = parse(text, MAX_DEPTH + 8).get("entries");
     if (this.logId !== undefined && this.logId !== found.log_id) {
       throw new BsfgError("foreign_log", `the node's log is now ${found.log_id}, it was ${this.logId}`);
+    }
+    if (this.logId !== undefined && (found.start <= this.committed || found.end <= this.handed)) {
+      throw new BsfgError("foreign_log", `the node's log went back: it starts at ${found.start}, ends at ${found.end}`);
     }
     this.logId = found.log_id;
     this.gapsToken = found.gaps_token;
@@ -435,8 +442,7 @@ export async function upload(node, bucket, key, path, mediaType = "application/o
   const digest = `sha256:${sha256.digest("hex")}`;
   const headers = { "Content-Type": mediaType, "Content-Length": (await stat(path)).size };
   const to = pathOf(["objects", bucket, key], { digest });
-  const answer = await insist(() => node.text("PUT", to, { body: createReadStream(path), headers }), options);
-  return JSON.parse(answer);
+  return (await insist(() => node.json("PUT", to, { body: createReadStream(path), headers }), options)).found;
 }
 
 /** Downloads an artifact by its digest; goes on where it broke off, and gives the file its name when it is right. */

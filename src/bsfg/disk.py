@@ -300,6 +300,23 @@ def sync_folder(path: Path) -> None:
         SPARES.close(fd)
 
 
+def add_lines(path: Path, lines: Iterable[bytes]) -> None:
+    """Add lines to a file that is kept, durably; what an end in the middle of one has left stays a line of its own."""
+
+    def opened(name: str, flags: int) -> int:
+        return os.open(name, flags, ACCESS.file_mode)
+
+    with open(path, "a+b", opener=opened) as file:
+        if file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                file.write(b"\n")
+        file.writelines(line + b"\n" for line in lines)
+        file.flush()
+        os.fsync(file.fileno())
+    sync_folder(path.absolute().parent)
+
+
 def make_folder(path: Path, mode: int | None = None, *, durably: bool = False) -> None:
     """Make a folder and the parents that it lacks, for those who may look into a zone's data and nobody else.
 

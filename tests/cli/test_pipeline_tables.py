@@ -110,6 +110,7 @@ def test_sinks_are_the_same_on_both_ways(tmp_path: Path) -> None:
         ('sql = { consumer = "app" }', "is not said, or twice"),
         ('sql = { consumer = "app", dsn = "host=x", dsn_file = "dsn" }', "is not said, or twice"),
         ('sql = { consumer = "app", dsn = "host=x password=y" }', "--dsn holds a password"),
+        ('sql = { consumer = "app", dsn = "host=x sslpassword=y" }', "--dsn holds a password"),
         ('sql = { consumer = "app", dsn = "host=x", schema = "A B" }', "--schema 'A B' is not a schema name"),
         ('sql = { consumer = "app", dsn = "nothing" }', "is no connection string"),
         ('webhook = { consumer = "app", url = "http://plant.example/" }', "--url must start with https://"),

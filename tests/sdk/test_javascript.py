@@ -239,6 +239,7 @@ const found = { refused: refused.sort(), wrong };
     found = use(tmp_path, code, env)
     assert found == {"refused": ["conflicting_duplicate", "invalid_fact"], "wrong": "invalid_fact"}
     assert len(os.listdir(tmp_path / "outbox" / "refused")) == 2
+    assert not any(each.stat().st_mode & 0o077 for each in (tmp_path / "outbox").rglob("*")), "facts are nobody else's"
     entries = {entry.key.message_id: entry for entry in consumers.entries(Buffer.STORE)}
     assert set(entries) == {"taken", "good-1", "good-2"}
     assert entries["good-2"].message.fact.object == b"\0\xff"
@@ -302,21 +303,28 @@ const away = nodeFromEnvironment();
 process.env.BSFG_SERVER_NAME = "somebody-else";
 const other = nodeFromEnvironment();
 away.where.port = 1;
+const { default: http } = await import("node:http");
+const stranger = http.createServer((asked, answer) => answer.end("<html>"));
+await new Promise((done) => stranger.listen(0, "127.0.0.1", done));
+const wrong = new node.constructor({ host: "127.0.0.1", port: stranger.address().port });
 const found = [
   await code(() => fetch(new Consumer(node, "app-none"))),
   await code(() => fetch(new Consumer(node, "not-mine"))),
   await code(() => fetch(new Consumer(away, "app-js", { patienceMs: 300 }))),
   await code(() => fetch(new Consumer(other, "app-js", { patienceMs: 0 }))),
+  await code(() => fetch(new Consumer(wrong, "app-js", { patienceMs: 0 }))),
+  await code(() => upload(wrong, "b", "k", process.argv[1], undefined, { patienceMs: 0 })),
   await code(() => download(node, "sha256:" + "0".repeat(64), process.env.TARGET)),
 ];
+wrong.close();
+stranger.close();
 """
     found = use(tmp_path, code, environment(consumers, "consumer", TARGET=str(tmp_path / "nothing")))
     assert not list(tmp_path.glob("nothing*"))
     assert found == [
         ["unknown_consumer", False],
         ["permission_denied", False],
-        ["peer_unreachable", True],
-        ["peer_unreachable", True],
+        *[["peer_unreachable", True]] * 4,
         ["artifact_missing", False],
     ]
 

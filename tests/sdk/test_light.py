@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -30,6 +33,7 @@ from bsfg.errors import (
     BsfgError,
     ConflictingDuplicate,
     DigestMismatch,
+    ForeignLog,
     HasherUnknown,
     InvalidArgument,
     PeerUnreachable,
@@ -107,6 +111,7 @@ def test_what_is_refused_is_kept_aside_and_stops_nobody(
     ) as producer:
         producer.append(Fact("batch:B1", "said"), message_id="taken")
         zone.kill()
+        (tmp_path / "outbox" / "refused.jsonl").write_text('{"torn')
         for subject, id in (("batch:B1", "a"), ("batch:B2", "taken"), ("none", "b"), ("batch:B1", "c")):
             producer.send(Fact(subject, "said"), message_id=id)
         zone.start()
@@ -114,9 +119,100 @@ def test_what_is_refused_is_kept_aside_and_stops_nobody(
     assert sorted(told) == ["conflicting_duplicate", "invalid_fact"]
     at = synced.index(str(tmp_path / "outbox" / "refused.jsonl"))
     assert synced[at + 1] == str(tmp_path / "outbox"), "the name of the file is not durable"
-    kept = [json.loads(line) for line in (tmp_path / "outbox" / "refused.jsonl").read_text().splitlines()]
+    torn, *lines = (tmp_path / "outbox" / "refused.jsonl").read_text().splitlines()
+    assert torn == '{"torn', "what an end in the middle of a line has left stays a line of its own"
+    kept = [json.loads(line) for line in lines]
     assert {each["message"]["envelope"]["message_id"] for each in kept} == {"taken", "b"}
     assert [entry.key.message_id for entry in zone.entries(Buffer.STORE)] == ["taken", "a", "c"]
+
+
+def test_a_failure_is_raised_though_the_node_is_away(zone: Zone, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was handled before it is confirmed if that is quick; nobody waits for ever to hear of it."""
+    monkeypatch.setattr("bsfg.sdk.lightconsumer.CLOSE_SECONDS", 0.5)
+    create(zone, "app-light")
+    with LightProducer(node_of(zone), **TO) as producer:  # type: ignore[arg-type]
+        for number in range(2):
+            producer.append(Fact("batch:B1", "said"), message_id=str(number))
+    failures: list[Exception] = []
+
+    def handle(entry: Entry) -> None:
+        if entry.offset == 1:
+            zone.kill()
+            raise KeyError("the handler's own")
+
+    def work() -> None:
+        try:
+            consumer.run(handle)
+        except Exception as error:
+            failures.append(error)
+
+    consumer = LightConsumer("app-light", node_of(zone, "consumer"))
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert [type(each) for each in failures] == [KeyError]
+    zone.start()
+    assert [entry.offset for entry in consumer.entries(idle_seconds=0)] == [0, 1]
+    consumer.close()
+
+
+def test_a_node_that_was_put_back_is_noticed(zone: Zone, tmp_path: Path) -> None:
+    """Its offsets mean other facts now; who goes on afterwards begins where the node is."""
+
+    def say(*names: str) -> None:
+        with LightProducer(node_of(zone), **TO) as producer:  # type: ignore[arg-type]
+            for name in names:
+                producer.append(Fact("batch:B1", "said"), message_id=name)
+
+    create(zone, "app-light")
+    say("a")
+    with LightConsumer("app-light", node_of(zone, "consumer")) as consumer:
+        assert consumer.run(lambda entry: None, idle_seconds=0) == 1
+        zone.stop()
+        shutil.copytree(zone.data, tmp_path / "copy")
+        zone.start()
+        say("b", "c")
+        assert consumer.run(lambda entry: None, idle_seconds=0) == 2
+        zone.stop()
+        shutil.rmtree(zone.data)
+        shutil.copytree(tmp_path / "copy", zone.data)
+        zone.start()
+        say("d", "e", "f", "g")
+        with pytest.raises(ForeignLog, match="went back"):
+            consumer.run(lambda entry: None, idle_seconds=0)
+        taken: list[str | None] = []
+        consumer.run(lambda entry: taken.append(entry.key.message_id), idle_seconds=0)
+        assert (taken, consumer.committed) == (["d", "e", "f", "g"], 4)
+
+
+@pytest.mark.parametrize(("status", "body"), [(200, b"<html>"), (302, b""), (200, b"{}"), (200, b"[]")])
+def test_what_is_no_node_is_told_as_an_error_of_ours(status: int, body: bytes) -> None:
+    """Whatever listens at a port that was mistaken for a node's: nothing counts as stored or fetched."""
+
+    class Stranger(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_PUT = do_GET
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Say nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Stranger) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        node = f"127.0.0.1:{server.server_port}"
+        with LightProducer(node, deadline_seconds=0, **TO) as producer:  # type: ignore[arg-type]
+            with pytest.raises(BsfgError):
+                producer.append(Fact("batch:B1", "said"), message_id="1")
+            with pytest.raises(BsfgError):
+                producer.upload("reports", "a", b"content")
+        with LightConsumer("app-light", node, patience_seconds=0) as consumer, pytest.raises(BsfgError):
+            list(consumer.items(idle_seconds=0))
+        server.shutdown()
 
 
 def test_gaps_refusals_and_unconfirmed_entries(zone: Zone, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -35,6 +36,8 @@ from bsfg.errors import (
 )
 from bsfg.fact import ArtifactRef, Entry, Envelope, Fact, Message
 from bsfg.ports import Buffer
+from bsfg.retention import GapReason, GapRecord
+from bsfg.sdk.consuming import Item
 from bsfg.sinks.flow import Sink, SinkBatch
 from bsfg.sinks.sql import COLUMNS, NOT_TAKEN, SqlSettings, SqlTarget
 from bsfg.spark.supervise import KeptTerms, PipelineKeeper, Schedule
@@ -214,6 +217,75 @@ def test_the_newest_facts_are_a_table(plant: Plant, tables: SqlSettings) -> None
     assert rows(tables, "latest", "subject, message_id") == newest(400)
 
 
+def given(offset: int, message_id: str, at_unix_ms: int = 1, subject: str = "m:1") -> Entry:
+    """Give an entry that no node has."""
+    head = Envelope("p", "e", 1, message_id)
+    return Entry(offset, at_unix_ms, Message(head, Fact(subject, "p", b"1")), message_id.encode().ljust(32))
+
+
+def write(tables: SqlSettings, *batches: tuple[str, list[Item]]) -> None:
+    """Write items of logs past any node."""
+    target = SqlTarget(tables)
+    target.open()
+    for log_id, items in batches:
+        target.write(SinkBatch("s", log_id, items, 1_000))
+    target.close()
+
+
+def test_a_gap_says_nothing_of_what_is_written(tables: SqlSettings) -> None:
+    """A range that has left the node meanwhile may begin before the end of the tables; its words may be anything."""
+    gap = GapRecord(0, 6, GapReason.EVICTED, 1, "said\0by\nothers")
+    write(tables, ("l", [given(number, str(number)) for number in range(4)]), ("l", [gap]))
+    assert rows(tables, "gaps", "first, last, offsets, detail") == [(4, 6, 3, "saidby others")]
+    folded = replace(gap, last=9, detail="", count=2)
+    write(tables, ("l", [folded]))
+    assert rows(tables, "gaps", "first, last, offsets")[1:] == [(7, 9, 2)]
+
+
+def test_an_old_fact_of_another_log_is_not_the_newest(tables: SqlSettings) -> None:
+    """What is brought in later from elsewhere is older all the same; in one log the order of the log counts."""
+    kept = replace(tables, latest=True)
+    write(kept, ("a", [given(0, "new", 1_000)]), ("b", [given(0, "old", 10)]))
+    assert rows(tables, "latest", "message_id") == [("new",)]
+    write(kept, ("a", [given(1, "newer", 900)]))
+    assert rows(tables, "latest", "message_id") == [("newer",)]
+    assert len(rows(tables)) == 3
+
+
+def test_sinks_that_begin_at_once_make_one_schema() -> None:
+    """None of them takes what another one makes at the same moment for a change by hand."""
+    failures: list[BsfgError] = []
+    for number in range(5):
+        ready = threading.Barrier(6)
+
+        def begin(number: int = number, ready: threading.Barrier = ready) -> None:
+            target = SqlTarget(SqlSettings(postgres().dsn, f"begun{os.getpid()}_{number}"))
+            ready.wait()
+            try:
+                target.open()
+            except BsfgError as error:
+                failures.append(error)
+            target.close()
+
+        threads = [threading.Thread(target=begin) for _ in range(ready.parties)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not failures
+
+
+def test_what_a_role_prefers_does_not_cost_facts(tables: SqlSettings) -> None:
+    """Commits that are answered before they are on disk, an encoding that has not every letter."""
+    postgres().execute(f"ALTER ROLE {tables.schema} SET synchronous_commit = off")
+    execute(tables, "CREATE FUNCTION f() RETURNS text LANGUAGE sql AS $$SELECT current_setting('synchronous_commit')$$")
+    target = replace(tables, dsn=f"{tables.dsn} client_encoding=latin1")
+    write(target, ("l", [given(0, "0", subject="m:łódź")]))
+    execute(tables, "ALTER TABLE facts ADD COLUMN mode text DEFAULT f()")
+    write(target, ("l", [given(1, "1")]))
+    assert rows(tables, columns="subject, mode")[::-1] == [("m:łódź", "off"), ("m:1", "on")]
+
+
 @pytest.mark.parametrize(
     ("touch", "error", "says"),
     [
@@ -339,6 +411,43 @@ def test_a_node_that_goes_away_is_waited_for(plant: Plant, tables: SqlSettings) 
         plant.stop()
         until(lambda: sink.problem is not None)
     assert rows(tables) == numbered(20)
+
+
+@pytest.mark.parametrize("more", [5, 40])
+def test_a_node_that_is_put_back_while_a_sink_runs_is_noticed(
+    plant: Plant, tables: SqlSettings, tmp_path: Path, more: int
+) -> None:
+    """Its offsets mean other facts now: none is passed over or confirmed unseen, whether it has grown since or not."""
+    failures: list[BsfgError] = []
+
+    def work() -> None:
+        try:
+            sink.run()
+        except BsfgError as error:
+            failures.append(error)
+
+    plant.produce(messages(10))
+    sink = Sink(plant.endpoint, "app-sink", SqlTarget(tables))
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        until(lambda: plant.committed() == 9)
+        plant.stop()
+        shutil.copytree(plant.data, tmp_path / "copy")
+        plant.start()
+        plant.produce(messages(20, first=10))
+        until(lambda: plant.committed() == 29)
+        plant.stop()
+        shutil.rmtree(plant.data)
+        shutil.copytree(tmp_path / "copy", plant.data)
+        plant.start()
+        plant.produce(messages(more, first=100))
+        thread.join(15)
+        assert [type(each) for each in failures] == [ForeignLog]
+    finally:
+        sink.end()
+        thread.join(WAIT_SECONDS)
+    assert (rows(tables), plant.committed()) == (numbered(30), 9)
 
 
 def test_it_is_kept_alive_as_the_other_pipelines_are(plant: Plant, tmp_path: Path) -> None:

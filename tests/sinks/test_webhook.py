@@ -26,7 +26,9 @@ from tests.syncs import noted_syncs
 
 from bsfg.errors import DiskFull, InvalidArgument, SinkAway, SinkRefused, StorageUnreadable
 from bsfg.ports import Buffer
-from bsfg.sinks.flow import Sink
+from bsfg.retention import GapReason, GapRecord
+from bsfg.sdk.consumer import Consumer
+from bsfg.sinks.flow import Sink, SinkBatch
 from bsfg.sinks.webhook import REFUSED_IN_A_ROW_MAX, Webhook, WebhookSettings, retry_after
 from bsfg.testing.facts import messages
 
@@ -337,10 +339,14 @@ def test_the_receiver_must_be_who_it_says(plant: Plant, aside: Path) -> None:
 
 def test_what_cannot_be_used_is_said_before_anything_is_sent(tmp_path: Path) -> None:
     """Addresses, secrets and headers; an address never holds a password."""
-    for url in ("ftp://x/", "http://plant.example/", "https://me:secret@x.example/", "facts"):
+    wrong = ("http://[x/", "https://x.example:99999/", "https://x.example/ä", "https://x.example/a b?t=me:secret")
+    for url in ("ftp://me:secret@x/", "http://plant.example/", "https://me:secret@x.example/", "facts", *wrong):
         with pytest.raises(InvalidArgument, match="--url") as caught:
             WebhookSettings(url, tmp_path / "aside")
         assert "me:secret" not in caught.value.message
+    for seconds in (0, float("inf"), float("nan"), 1e18):
+        with pytest.raises(InvalidArgument, match="--timeout"):
+            WebhookSettings("https://x.example/", tmp_path, timeout_seconds=seconds)
     file = tmp_path / "file"
     for text, option in (("short", "secret"), ("whsec_%%%", "secret"), ("no header", "headers"), (": x", "headers")):
         file.write_text(text)
@@ -350,6 +356,95 @@ def test_what_cannot_be_used_is_said_before_anything_is_sent(tmp_path: Path) -> 
         Webhook(WebhookSettings("https://x.example/", tmp_path, tmp_path / "none")).open()
     with pytest.raises(InvalidArgument, match="--trust"):
         Webhook(WebhookSettings("https://x.example/", tmp_path, trust=file)).open()
+
+
+def test_once_is_what_is_there_at_its_start(plant: Plant, aside: Path) -> None:
+    """A zone that never falls silent does not keep it for ever."""
+    plant.produce(messages(25))
+
+    def answer(body: dict[str, Any]) -> Answer:
+        first = 25 + 10 * (len(receiver.asked) - 1)
+        if first < 125:
+            plant.produce(messages(10, first=first))
+        return TAKEN
+
+    with Receiver(answer).listening() as receiver:
+        run(plant, WebhookSettings(receiver.url, aside), max_facts=10)
+    assert (receiver.ids, len(receiver.asked)) == (ids(25), 3)
+
+
+def test_once_does_not_wait_longer_than_it_has_patience(plant: Plant, aside: Path) -> None:
+    """Whoever wants to be left alone for an hour is left alone."""
+    plant.produce(messages(1))
+    with Receiver(lambda body: (503, {"Retry-After": "3600"}, b"tonight")).listening() as receiver:
+        sink = Sink(plant.endpoint, "app-sink", Webhook(WebhookSettings(receiver.url, aside)))
+        failures: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                sink.run(once=True)
+            except SinkAway as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join(10)
+        late = thread.is_alive()
+        sink.end()
+        thread.join(WAIT_SECONDS)
+    assert (late, len(failures), len(receiver.asked)) == (False, 1, 1)
+
+
+def test_it_can_be_ended_while_it_begins(plant: Plant, aside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing comes that would wake it, and there is no consumer yet that could be closed."""
+    sink = Sink(plant.endpoint, "app-sink", Webhook(WebhookSettings("http://127.0.0.1:9/", aside)))
+
+    def made(*words: Any, **options: Any) -> Consumer:
+        sink.end()
+        return Consumer(*words, **options)
+
+    monkeypatch.setattr("bsfg.sinks.flow.Consumer", made)
+    thread = threading.Thread(target=sink.run, daemon=True)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_a_secret_that_is_being_written_is_waited_for(plant: Plant, aside: Path) -> None:
+    """A new one needs no restart: for a moment its file is empty, or not there at all."""
+    plant.produce(messages(30))
+    secret = aside.with_name("secret")
+    secret.write_text("s" * 32)
+
+    def answer(body: dict[str, Any]) -> Answer:
+        match len(receiver.asked):
+            case 1:
+                secret.write_text("")
+                threading.Timer(0.5, secret.unlink).start()
+                threading.Timer(1.0, secret.write_text, ["t" * 32]).start()
+        return TAKEN
+
+    with Receiver(answer).listening() as receiver:
+        run(plant, WebhookSettings(receiver.url, aside, secret), max_facts=10)
+    assert receiver.ids == ids(30)
+
+
+def test_what_is_for_this_machine_goes_to_no_other(aside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy for everything else would read what is sent in plaintext."""
+    monkeypatch.delenv("no_proxy")
+    gap = GapRecord(0, 6, GapReason.EVICTED, 1)
+    with Receiver().listening() as receiver, Receiver().listening() as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url)
+        assert Webhook(WebhookSettings(receiver.url, aside)).write(SinkBatch("s", "l", [gap], 7)) == 6
+    assert (len(receiver.asked), proxy.asked) == (1, [])
+
+
+def test_what_is_set_aside_is_for_its_owner(plant: Plant, aside: Path) -> None:
+    """Facts that others must not fetch from the node are no better in a file that everybody can read."""
+    plant.produce(messages(3))
+    with Receiver(refusing("0-000001")).listening() as receiver:
+        run(plant, WebhookSettings(receiver.url, aside))
+    assert aside.stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.campaign

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -203,6 +204,48 @@ def test_one_at_a_time_makes_it(folder: Path, tmp_path: Path) -> None:
         done = run(MAKE, env=environment(tmp_path / "cache", TMPDIR=str(tmp_path)))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert sorted(each.name for each in folder.iterdir()) == sorted([LOCK, OF])
+
+
+def test_nothing_is_taken_from_the_folder_where_a_command_runs(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What lies there may be anybody's: neither who makes the archive nor a worker of Spark imports it."""
+    here, seen = tmp_path / "here of others", tmp_path / "seen"
+    here.mkdir()
+    (here / "shutil.py").write_text(f"open({str(seen)!r}, 'a').write('imported')\nraise SystemExit(1)\n")
+    monkeypatch.chdir(here)
+    begun: list[Any] = []
+
+    class Noted(subprocess.Popen[Any]):
+        def __init__(self, *given: Any, **options: Any) -> None:
+            super().__init__(*given, **options)
+            begun.append(self)
+
+    monkeypatch.setattr("bsfg.spark.archive.subprocess.Popen", Noted)
+    with (folder / LOCK).open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        archive.make_beside()
+        assert [each.wait(60) for each in begun] == [0]
+    # The package, too, may lie in a folder whose name has a space.
+    package = Path(archive.__file__).parents[2]
+    (here / "packages").symlink_to(package)
+    env = environment(tmp_path / "cache", PYTHONPATH=str(here / "packages"), PYTHONSAFEPATH="1", **{SWITCH: "no"})
+    program = PROGRAM.replace("import sys", "import os, sys; os.environ.pop('PYTHONSAFEPATH')").replace(
+        "spark.range(7)", "spark.range(7).mapInArrow(lambda them: them, 'id long')"
+    )
+    monkeypatch.undo()
+    monkeypatch.chdir(here)
+    done = run(program, tmp_path / "log", tmp_path / "classes", env=env)
+    assert (done.returncode, done.stdout, seen.exists()) == (0, "7\n", False), done.stderr
+
+
+def test_who_was_killed_is_not_followed_at_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that the system ends for lack of memory has no time to say so; the next command does not try it again."""
+    looks: list[bool] = []
+    monkeypatch.setattr("bsfg.spark.archive.make", lambda java, folder: looks.append(archive.is_wanted(folder)))
+    archive.main()
+    assert looks == [False]
+    assert sorted(each.name for each in folder.iterdir()) == sorted([LOCK, OF]), "one that succeeds leaves no note"
 
 
 def test_a_java_that_cannot_is_noted(folder: Path, tmp_path: Path) -> None:

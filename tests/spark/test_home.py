@@ -83,6 +83,26 @@ def test_a_folder_that_others_can_change_is_not_used(tmp_path: Path) -> None:
     assert found != home
 
 
+def test_a_group_that_may_write_new_files_is_no_obstacle() -> None:
+    """Many systems give every user a group of his own and a umask of 002; our folders are for us alone."""
+    before = os.umask(0o002)
+    try:
+        home = light_home()
+    finally:
+        os.umask(before)
+    assert home is not None and home.parent.name == "bsfg"
+
+
+@pytest.mark.parametrize("name", ["with space", "with:colon", "with'quote", 'with"quotes', "with\\slash", "with$HOME"])
+def test_a_cache_whose_name_java_would_take_apart_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Options and class paths are cut at such letters: with an archive there, no Spark would start any more."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / name))
+    home = light_home()
+    assert home is not None and home.parent == tmp_path / f"bsfg-{os.getuid()}"
+
+
 def test_a_session_that_runs_keeps_its_settings(spark: SparkSession) -> None:
     """Somebody's own session, time zone and plans are not changed behind their back; but secrets are hidden."""
     theirs = {

@@ -365,10 +365,17 @@ def _addresses(value: object) -> Addresses:
 
 
 def _url(value: object) -> str:
+    """Read a web address; it may hold a secret, so that no error repeats it."""
     text = _nonempty(value)
-    parts = urlsplit(text)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise WrongValue(f"must be an address that starts with https:// or http://, not {text!r}")
+    try:
+        parts = urlsplit(text)
+        is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_one = False
+    if not is_one:
+        raise WrongValue("must be an address that starts with https:// or http://, as in https://host:443/path")
+    if not f"{parts.path}{parts.query}".isascii() or re.search(r"[\s\x00-\x1f\x7f]", text):
+        raise WrongValue("must be written in ASCII without spaces behind its host: %20 is a space, %C3%BC an ü")
     return text
 
 

@@ -82,6 +82,12 @@ class GivenGaps:
             given.confirmed = given.token
 
 
+def _check_start(consumer: str, start: int, end: int) -> None:
+    """Raise `ForeignLog` when a consumer has more than the log."""
+    if start > end:
+        raise ForeignLog(f"{consumer} has offset {start - 1}, but this log ends before {end}")
+
+
 async def serve(
     buffer: Replayable,
     cursors: CursorTracker,
@@ -113,13 +119,15 @@ async def serve(
     gaps, token = await relayed_gaps(buffer, after, carriage_now(carriage).receiver_zone)
     news = bool(gaps) and (counted is None or counted.is_news(consumer, token))
     collector = _Collector(request, start)
+    if request.wait_seconds:
+        # Before it is waited for: a log that was put back could grow past it, and what lies between is not known there.
+        _check_start(consumer, start, (await buffer.stats()).end)
     deadline = _now_seconds() + (0 if news else request.wait_seconds)
     more = True
     while more:
         there = await buffer.wait_for(collector.next_offset, max(0.0, deadline - _now_seconds()))
         stats = await buffer.stats()
-        if start > stats.end:
-            raise ForeignLog(f"{consumer} has offset {start - 1}, but this log ends before {stats.end}")
+        _check_start(consumer, start, stats.end)
         if room is not None and collector.next_offset < stats.end:
             await room.take(request.max_bytes)
         wants_more = await collector.gather(buffer, carriage_now(carriage), stats.end)

@@ -63,6 +63,7 @@ class NodeFeed:
     ) -> None:
         self._link, self._consumer, self._carry_only = link, consumer, carry_only
         self._deadline_seconds, self._on_problem = deadline_seconds, on_problem
+        self._acknowledged = -1
 
     async def open(self) -> None:
         """Begin; nothing is asked yet."""
@@ -74,6 +75,7 @@ class NodeFeed:
         """Fetch once, trying for as long as the consumer has patience; every digest is checked."""
         retry, suspect = self._retry(), False
         while True:
+            had = self._acknowledged
             try:
                 fetched = await self._link.client.fetch(self._consumer, request, self._carry_only)
                 fetched = replace(fetched, frames=[await _checked(frame) for frame in fetched.frames])
@@ -85,7 +87,11 @@ class NodeFeed:
             except BsfgError as error:
                 self._on_problem(error)
                 await asyncio.sleep(retry.pause_after(error))
+                # Behind an outage there may be an older copy of it: it is to say by itself where the consumer stands.
+                request = replace(request, after=None)
             else:
+                if fetched.start <= had:
+                    raise ForeignLog(f"the node's cursor went back: {had} was confirmed, it starts at {fetched.start}")
                 return fetched
 
     async def confirm(self, confirmation: Confirmation, refusals: Sequence[Refusal]) -> None:
@@ -93,6 +99,7 @@ class NodeFeed:
         await self._retry().insist(
             lambda: self._link.client.confirm(self._consumer, confirmation, refusals), self._on_problem
         )
+        self._acknowledged = max(self._acknowledged, -1 if confirmation.through is None else confirmation.through)
 
     def _retry(self) -> Retry:
         return Retry(BACKOFF_FIRST_SECONDS, BACKOFF_MAX_SECONDS, self._deadline_seconds)
@@ -313,6 +320,8 @@ class ConsumerCore:
         """Queue what is new in an answer; tell whether anything is."""
         if self.log_id not in (None, fetched.log_id):
             raise ForeignLog(f"the node's log is now {fetched.log_id}, it was {self.log_id}")
+        if fetched.end < (self._position or 0):
+            raise ForeignLog(f"the node's log went back: it ends at {fetched.end}, and had {self._position}")
         with self._lock:
             self.log_id, self.stream = fetched.log_id, fetched.stream
             if self._frontier is None or self._position is None:

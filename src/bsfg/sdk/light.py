@@ -295,6 +295,12 @@ def artifact_pieces(node: LightNode, digest: str, begun: Begun | None = None) ->
         yield held
 
 
-def loaded(data: bytes) -> Any:
-    """Read the JSON of an answer."""
-    return orjson.loads(data)
+def loaded(data: bytes, *names: str) -> Any:
+    """Read the JSON of an answer, which has some fields; what is no node's counts as no answer."""
+    try:
+        found = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        found = None
+    if not isinstance(found, dict) or not all(name in found for name in names):
+        raise PeerUnreachable("what answered is no node", hint="Check the address and port.")
+    return found

@@ -120,15 +120,20 @@ class LightConsumer:
     def run(
         self, handler: Callable[[Entry], object], *, idle_seconds: float | None = None, on_gap: OnGap | None = None
     ) -> int:
-        """Give each entry to the handler and confirm what it finished; stop at the first failure and raise it."""
+        """Give each entry to the handler and confirm what it finished; stop at the first failure and raise it.
+
+        When a node is away then, what was handled comes again.
+        """
         count = 0
         try:
             for entry in self.entries(idle_seconds=idle_seconds, on_gap=on_gap):
                 handler(entry)
                 self.confirm(entry)
                 count += 1
-        finally:
-            self.flush()
+        except BaseException:
+            self._flush_briefly()
+            raise
+        self.flush()
         return count
 
     def _log_gap(self, gap: GapRecord) -> None:
@@ -189,11 +194,15 @@ class LightConsumer:
         """Send the confirmations that wait and end; what cannot be sent in time comes again. Repeats are harmless."""
         if self._closing.is_set():
             return
-        self._patience_seconds = min(self._patience_seconds, CLOSE_SECONDS)
-        with contextlib.suppress(BsfgError):
-            self.flush()
+        self._flush_briefly()
         self._closing.set()
         self._calls.close()
+
+    def _flush_briefly(self) -> None:
+        before, self._patience_seconds = self._patience_seconds, min(self._patience_seconds, CLOSE_SECONDS)
+        with contextlib.suppress(BsfgError):
+            self.flush()
+        self._patience_seconds = before
 
     def __enter__(self) -> LightConsumer:
         return self
@@ -229,6 +238,9 @@ class LightConsumer:
         if self._log_id not in (None, found["log_id"]):
             before, self._log_id = self._log_id, None
             raise ForeignLog(f"the node's log is now {found['log_id']}, it was {before}")
+        if self._log_id is not None and (found["start"] <= self.committed or found["end"] <= self._handed):
+            had, self._log_id = max(self.committed, self._handed), None
+            raise ForeignLog(f"the node's log went back: {had} was there, it starts at {found['start']}")
         if self._log_id is None:
             self._frontier = Frontier(found["start"] - 1)
         self._log_id, self._gaps_token = found["log_id"], found["gaps_token"]
@@ -275,7 +287,7 @@ def _order(item: Entry | GapRecord) -> int:
 def _read(answer: bytes) -> tuple[Any, list[bytes]]:
     """Read an answer and give each entry as JSON of its own, with its numbers as they were written."""
     try:
-        found = loaded(answer)
+        found = loaded(answer, "log_id", "start", "end", "next_offset", "gaps", "gaps_token", "entries")
         if orjson.dumps(found) == answer:
             return found, [orjson.dumps(each) for each in found["entries"]]
         return found, [write_literals(each) for each in parse_literals(answer)["entries"]]

@@ -164,7 +164,7 @@ class LightProducer:
             return self._uploads.json("PUT", path, body, media_type=media_type, headers=headers)
 
         deadline = time.monotonic() + self._deadline_seconds
-        stored = loaded(insist(put, self._closing, deadline))
+        stored = loaded(insist(put, self._closing, deadline), "digest", "size_bytes")
         return ArtifactRef(bucket, key, stored["digest"], stored["size_bytes"], media_type)
 
     def close(self, timeout_seconds: float = 10.0) -> None:
@@ -221,9 +221,9 @@ class LightProducer:
         """Append facts as a whole; a single one that conflicts is an error."""
         path = path_of("streams", stream, "facts")
         if len(bodies) == 1:
-            found = loaded(calls.json("POST", path, bodies[0]))
+            found = loaded(calls.json("POST", path, bodies[0]), "results")
         else:
-            found = loaded(calls.json("POST", path, b"\n".join(bodies), media_type=JSON_LINES))
+            found = loaded(calls.json("POST", path, b"\n".join(bodies), media_type=JSON_LINES), "results")
         try:
             return [SentFact(**{name: each[name] for name in SentFact.__slots__}) for each in found["results"]]
         except (KeyError, TypeError):
@@ -288,28 +288,17 @@ class LightProducer:
 
     def _refuse(self, record: Spooled, error: BsfgError) -> None:
         """Keep a refused fact aside, durably, before it leaves the outbox."""
+        from bsfg.disk import add_lines
+
         message = orjson.loads(record.blob)
         kept = {"error": error.to_dict(), "stream": record.head["stream"], "message": message}
-        line = orjson.dumps(kept, default=str)
-        with self._refused.open("ab") as file:
-            file.write(line + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        _sync_folder(self._refused.parent)
+        add_lines(self._refused, [orjson.dumps(kept, default=str)])
         log.warning("a fact was refused and kept in %s: %s", self._refused, error.message)
         if self._on_refused is not None:
             try:
                 self._on_refused(message, error)
             except Exception:
                 log.exception("the producer's on_refused failed; the fact is kept aside in the outbox")
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _pieces(file: BinaryIO) -> Iterator[bytes]:

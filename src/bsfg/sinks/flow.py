@@ -6,6 +6,7 @@ again then is the target's affair: tables know how far they are, a webhook is gi
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -129,12 +130,19 @@ class Sink:
         try:
             self._insist(self.target.open, patience_seconds)
             with Consumer(self._name, self._endpoint, **options) as consumer:
-                self._consumer = consumer
+                self._consumer, ends = consumer, math.inf
+                # Whoever ended it before this had no consumer to close.
+                if self._ending.is_set():
+                    return
                 for items in consumer.batches(self._max_facts, self._max_bytes, idle_seconds=0.0 if once else None):
                     with self._writing:
-                        self._write(consumer, items, patience_seconds)
+                        batch = self._write(consumer, items, patience_seconds)
                     if self._ending.is_set():
                         return
+                    ends = batch.end if once and ends == math.inf else ends
+                    last = last_offset(items)
+                    if last is not None and last + 1 >= ends:
+                        break
                 if not self._ending.is_set():
                     self.target.finish()
         except StorageClosed:
@@ -156,7 +164,7 @@ class Sink:
             finally:
                 self._writing.release()
 
-    def _write(self, consumer: Consumer, items: list[Item], patience_seconds: float | None) -> None:
+    def _write(self, consumer: Consumer, items: list[Item], patience_seconds: float | None) -> SinkBatch:
         began = time.monotonic()
         batch = SinkBatch(*consumer.source, items, consumer.committed + 1 + consumer.backlog)
         try:
@@ -165,6 +173,7 @@ class Sink:
             self._confirm(consumer, error.details.get("through"))
             raise
         self._note(batch, consumer, time.monotonic() - began)
+        return batch
 
     def _confirm(self, consumer: Consumer, through: int | None) -> None:
         if through is not None and through > consumer.committed:
@@ -179,7 +188,10 @@ class Sink:
             except BsfgError as error:
                 pause, self._target_away = retry.pause_after(error), error
                 self._tell(error)
-                self._ending.wait(max(pause, error.details.get("retry_after_seconds", 0.0)))
+                wanted_seconds = error.details.get("retry_after_seconds", 0.0)
+                if patience_seconds is not None and wanted_seconds > patience_seconds:
+                    raise
+                self._ending.wait(max(pause, wanted_seconds))
             else:
                 self._node_away = self._target_away = None
                 return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -33,6 +33,7 @@ from bsfg.model import LATEST_UNIX_MS
 from bsfg.retention import GapRecord
 from bsfg.sinks.flow import SinkBatch, last_offset, place
 from bsfg.stores.postgres.database import Connection, connected, migrate, translated
+from bsfg.wording import one_line
 
 SILENT_SECONDS = 30
 LOCK_SECONDS = 30
@@ -214,13 +215,18 @@ class SqlTarget:
             raise InvalidArgument(f"the database is encoded in {encoding}", hint=hint)
         connection.execute("SELECT set_config('lock_timeout', %s, false)", (f"{LOCK_SECONDS}s",))
         connection.execute("SELECT set_config('client_min_messages', 'warning', false)")
-        asked = "SELECT 1 FROM pg_namespace WHERE nspname = %s"
-        if connection.execute(asked, (settings.schema,)).fetchone() is None:
-            connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(name))
-        connection.execute(sql.SQL("SET search_path TO {}").format(name))
+        # A fact is confirmed when it is on the server's disk: a role may prefer to be answered before.
+        durable = (
+            "SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'"
+        )
+        connection.execute(durable)
         with connection.transaction():
             # Two sinks may begin at once.
             connection.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (f"bsfg sink {settings.schema}",))
+            asked = "SELECT 1 FROM pg_namespace WHERE nspname = %s"
+            if connection.execute(asked, (settings.schema,)).fetchone() is None:
+                connection.execute(sql.SQL("CREATE SCHEMA {}").format(name))
+            connection.execute(sql.SQL("SET search_path TO {}").format(name))
             migrate(connection, __package__)
             if settings.latest:
                 _make_latest(connection)
@@ -273,7 +279,7 @@ class SqlTarget:
                 says = f"the tables end before offset {expected}, the consumer goes on at {first}"
                 raise SinkBehind(says, hint=hint, next=expected, first=first)
             if last >= expected:
-                fresh.append(item)
+                fresh.append(_rest(item, expected) if isinstance(item, GapRecord) else item)
                 expected = last + 1
         return fresh
 
@@ -294,7 +300,9 @@ class SqlTarget:
         if connection.execute("SELECT to_regclass('latest')").fetchone() != (None,):
             newest = {(row["subject"], row["predicate"]): row for row in facts if row["offset"] in added}
             changed = ", ".join(f'"{name}" = excluded."{name}"' for name in _FACT_TYPES)
-            tail = f"ON CONFLICT (stream, subject, predicate) DO UPDATE SET {changed}"
+            # What another log brings later may be older.
+            newer = "latest.log_id = excluded.log_id OR latest.appended_at <= excluded.appended_at"
+            tail = f"ON CONFLICT (stream, subject, predicate) DO UPDATE SET {changed} WHERE {newer}"
             _insert(connection, "latest", _FACT_TYPES, list(newest.values()), tail)
         return len(conflicts)
 
@@ -317,6 +325,12 @@ class SqlTarget:
         )
 
 
+def _rest(gap: GapRecord, first: int) -> GapRecord:
+    """Give the part of a gap from an offset on: what is before was there, and is written."""
+    first = max(first, gap.first)
+    return replace(gap, first=first, count=None if gap.count is None else min(gap.count, gap.last - first + 1))
+
+
 def _gap_row(
     batch: SinkBatch, zone: str, first: int, last: int, offsets: int, reason: str, detail: str, at: datetime
 ) -> Row:
@@ -325,7 +339,7 @@ def _gap_row(
 
 
 def _told_gap(gap: GapRecord, batch: SinkBatch) -> Row:
-    told = (gap.origin_zone or "", gap.first, gap.last, gap.offsets, str(gap.reason), gap.detail)
+    told = (gap.origin_zone or "", gap.first, gap.last, gap.offsets, str(gap.reason), one_line(gap.detail))
     return _gap_row(batch, *told, _moment(min(max(0, gap.at_unix_ms), LATEST_UNIX_MS)))
 
 

@@ -43,6 +43,7 @@ REFUSED_IN_A_ROW_MAX = 10
 """So many items may be refused one after the other; then it is the receiver that is wrong, and none of them."""
 
 RETRY_AFTER_SECONDS_MAX = 3_600.0
+TIMEOUT_SECONDS_MAX = 3_600
 SECRET_BYTES_MIN = 16
 SECRET_PREFIX = b"whsec_"
 WORDS_MAX = 300
@@ -65,6 +66,8 @@ class WebhookSettings:
     timeout_seconds: float = 30.0
 
     def __post_init__(self) -> None:
+        if not 0 < self.timeout_seconds <= TIMEOUT_SECONDS_MAX:
+            raise InvalidArgument(f"--timeout must be above 0 and at most {TIMEOUT_SECONDS_MAX} seconds")
         try:
             parts = urlsplit(URL.read(self.url))
         except WrongValue as problem:
@@ -208,9 +211,14 @@ class Webhook:
         """Send items; give None when they are taken and the receiver's words when it refuses their content."""
         settings, forms = self.settings, [item_form(item, batch) for item in items]
         body = orjson.dumps({"stream": batch.stream, "log_id": batch.log_id, "items": forms})
-        headers = {**settings.own_headers(), **signed_headers(body, settings.signing_key(), int(time.time()))}
         try:
-            answer = Posting(settings.timeout_seconds, settings.context()).post(settings.url, body, headers)
+            headers = {**settings.own_headers(), **signed_headers(body, settings.signing_key(), int(time.time()))}
+            posting = Posting(settings.timeout_seconds, settings.context())
+        except (InvalidArgument, StorageUnreadable) as error:
+            # They were good when the sink began: somebody is putting new ones in their place.
+            raise SinkAway(error.message, hint=error.hint) from None
+        try:
+            answer = posting.post(settings.url, body, headers)
         except ssl.SSLCertVerificationError as error:
             hint = "Check --url; name the authority of its certificate with --trust if it is one of your own."
             raise SinkRefused(f"{self._where} is not trusted: {error.verify_message}", hint=hint) from None
@@ -237,23 +245,12 @@ class Webhook:
         path, now_unix_ms = self.settings.aside, time.time_ns() // 1_000_000
         lines = [
             orjson.dumps(
-                {"at_unix_ms": now_unix_ms, "refused": why, "stream": batch.stream, "item": item_form(item, batch)},
-                option=orjson.OPT_APPEND_NEWLINE,
+                {"at_unix_ms": now_unix_ms, "refused": why, "stream": batch.stream, "item": item_form(item, batch)}
             )
             for item, batch, why in self._guilty
         ]
         try:
-            with path.open("a+b") as file:
-                is_new = not file.tell()
-                if not is_new:
-                    file.seek(-1, os.SEEK_END)
-                    # What an end in the middle of a line has left stays a line of its own.
-                    lines[:0] = [b""] if file.read(1) == b"\n" else [b"\n"]
-                file.writelines(lines)
-                file.flush()
-                os.fsync(file.fileno())
-            if is_new:
-                disk.sync_folder(path.absolute().parent)
+            disk.add_lines(path, lines)
         except OSError as error:
             raise disk.translated(error, f"setting a fact aside in {path}") from None
         self._aside += len(self._guilty)

@@ -84,7 +84,8 @@ def make_beside() -> None:
         folder = None if home is None else place(java, home)
     if folder is None or not is_wanted(folder):
         return
-    command = [sys.executable, "-c", f"from {__name__} import main; main(beside=True)"]
+    # Not from the folder that this was started in: what lies there may be anybody's.
+    command = [sys.executable, "-P", "-c", f"from {__name__} import main; main(beside=True)"]
     silent: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
     with suppress(OSError):
         made = subprocess.Popen(command, start_new_session=True, **silent)
@@ -107,11 +108,14 @@ def main(*, beside: bool = False) -> None:
         except OSError:
             return
         if is_wanted(folder):
+            # Noted first: who is killed for want of memory cannot do it any more.
+            (folder / FAILED).write_text("it did not end\n")
             try:
                 make(java, folder)
             except Exception as error:
                 (folder / FAILED).write_text(f"{type(error).__name__}: {error}\n")
                 raise SystemExit(1) from None
+            (folder / FAILED).unlink()
 
 
 def make(java: Java, folder: Path) -> None:

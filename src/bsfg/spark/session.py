@@ -177,13 +177,18 @@ def launcher_home(java: Java, environment: Environment | None = None) -> Path:
 def in_cache(environment: Environment, kind: str, content: str, make: Callable[[Path], None]) -> Path | None:
     """Make a folder for some content in the user's cache or a temporary folder; None when there is no place for it.
 
-    What is there already must be ours and no one else's to change.
+    What is there already must be ours and no one else's to change. A place that options and class paths of Java would
+    be cut at is none.
     """
     name = f"{kind}-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
     caches = environment.get("XDG_CACHE_HOME") or os.path.join(environment.get("HOME") or os.devnull, ".cache")
     for folder in (Path(caches) / "bsfg", Path(tempfile.gettempdir()) / f"bsfg-{os.getuid()}"):
+        if re.fullmatch(r"""/[^\s:'"\\$`]*""", str(folder)) is None:
+            continue
         with suppress(OSError):
-            (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+            # Each by itself: what is made on the way gets the mode that the user's umask says.
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (folder / name).mkdir(mode=0o700, exist_ok=True)
             for each in (folder / name, folder):
                 found = each.lstat()
                 if found.st_uid != os.getuid() or found.st_mode & 0o022:
@@ -280,7 +285,7 @@ DEFAULTS: Mapping[str, str] = {
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.python.daemon.module": "bsfg.spark.daemon",
     JAVA_OPTIONS: (
-        f"{QUICK_FORKS} -XX:+UseParallelGC -XX:MetaspaceSize=256m -Dlog4j2.configurationFile=file:{LOG_SETTINGS}"
+        f"{QUICK_FORKS} -XX:+UseParallelGC -XX:MetaspaceSize=256m -Dlog4j2.configurationFile={LOG_SETTINGS.as_uri()}"
     ),
 }
 """What every session starts with unless told otherwise; docs/guides/spark.md says why."""
@@ -301,9 +306,13 @@ _KNOWN = (
 """What Spark says of things that an operator can change."""
 
 
-OURS: Mapping[str, str] = {"SPARK_LAUNCHER_OPTS": f"{BRIEF} -XX:+UseSerialGC", NO_PANDAS: "1"}
-"""What the Spark of a command finds in its environment: a Java of a moment builds its command line, and none of its
-Python workers makes use of pandas."""
+OURS: Mapping[str, str] = {
+    "SPARK_LAUNCHER_OPTS": f"{BRIEF} -XX:+UseSerialGC",
+    NO_PANDAS: "1",
+    "PYTHONSAFEPATH": "1",
+}
+"""What the Spark of a command finds in its environment: a Java of a moment builds its command line, none of its Python
+workers makes use of pandas, and none imports what lies where the command was started, which may be anybody's."""
 
 
 BESIDE = ("pyspark.sql.pandas.functions", "bsfg.wire.client", "bsfg.wire.adminclient", "pandas")

@@ -1,7 +1,8 @@
 """One POST to somebody else's server: for alerts, and for facts that a webhook is given.
 
-It goes where it is told to go and nowhere else, and takes no longer than its time. What answers may be anybody's: it is
-not followed elsewhere, little of its body is read, and one that gives a byte at a time is cut off.
+It goes where it is told to go and nowhere else, in plaintext by no proxy, and takes no longer than its time. What
+answers may be anybody's: it is not followed elsewhere, little of its body is read, and one that gives a byte at a time
+is cut off.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ class Posting:
         """Deliver JSON and give the answer, whatever it is; raises an `OSError` when there is none."""
         opener = urllib.request.OpenerDirector()
         trust = self._trust or ssl.create_default_context()
-        for handler in (urllib.request.ProxyHandler(), _Http(self._opened), _Https(self._opened, trust)):
+        # Plaintext is for this machine, and none of a proxy's business.
+        proxies = urllib.request.ProxyHandler({} if url.lower().startswith("http:") else None)
+        for handler in (proxies, _Http(self._opened), _Https(self._opened, trust)):
             opener.add_handler(handler)
         sent = {"Content-Type": "application/json", **(headers or {}), "Connection": "close"}
         watch = threading.Timer(self._timeout_seconds, self._cut)

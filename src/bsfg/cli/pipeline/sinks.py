@@ -99,7 +99,7 @@ def sql_sink(
         raise StorageUnreadable(f"--dsn-file {dsn_file} cannot be read: {error}") from None
     try:
         SCHEMA_NAME.read(schema)
-        if "password" in conninfo_to_dict(text or "") and dsn is not None:
+        if {"password", "sslpassword"} & conninfo_to_dict(text or "").keys() and dsn is not None:
             raise InvalidArgument("--dsn holds a password, which everybody could read", hint=DSN_HINT)
     except WrongValue as problem:
         raise InvalidArgument(f"--schema {problem}") from None

@@ -112,7 +112,8 @@ def connected(
     noticing = {"tcp_user_timeout": 1000 * silent_seconds, "keepalives_idle": silent_seconds, "keepalives_interval": 1,
                 "keepalives_count": 3, "connect_timeout": CONNECT_SECONDS}  # fmt: skip
     try:
-        given: dict[str, Any] = {**noticing, **conninfo_to_dict(dsn), "application_name": application}
+        ours = {"application_name": application, "client_encoding": "UTF8"}  # facts are Unicode, whatever others like
+        given: dict[str, Any] = {**noticing, **conninfo_to_dict(dsn), **ours}
         return psycopg.connect(autocommit=True, **given)
     except psycopg.Error as error:
         if not isinstance(error, psycopg.OperationalError) or str(error).startswith("connection is bad: invalid"):
