@@ -422,3 +422,11 @@ async def test_an_answer_that_is_no_answer_is_refused(sites: Sites) -> None:
     client._answers = headless  # type: ignore[method-assign]
     with pytest.raises(FrameInvalid):
         await client.fetch("historian", FetchRequest())
+
+
+@pytest.mark.parametrize("name", ["http_proxy", "https_proxy", "grpc_proxy"])
+async def test_a_call_goes_where_its_address_says(sites: Sites, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Also on a machine with a proxy for web pages, which knows nothing of this zone."""
+    monkeypatch.setenv(name, "http://127.0.0.1:9")
+    site = await sites()
+    assert (await site.client().append_fact(STREAM, message("m-1"))).result == Result.INSERTED
