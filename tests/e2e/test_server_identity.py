@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
+import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from shutil import copy
@@ -105,18 +107,26 @@ async def test_a_renewed_certificate_is_found_again(zones: tuple[Zone, Zone]) ->
 
 @asynccontextmanager
 async def listening(plant: Zone, context: ssl.SSLContext | None) -> AsyncIterator[None]:
-    """Listen where the sender should, with some other kind of TLS or none, and say nothing."""
+    """Listen where the sender should, with some other kind of TLS or none; what it refuses it refuses in words."""
+    ended = threading.Event()
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.read(1000)
-        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-        writer.close()
+    def serve(listener: socket.socket) -> None:
+        while not ended.is_set():
+            with suppress(OSError), listener.accept()[0] as plain:
+                if context is None:
+                    plain.recv(1000)
+                    plain.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                else:
+                    context.wrap_socket(plain, server_side=True).close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", plant.port, ssl=context)
-    try:
-        yield
-    finally:
-        server.close()
+    with socket.create_server(("127.0.0.1", plant.port)) as listener:
+        listener.settimeout(0.1)
+        serving = asyncio.create_task(asyncio.to_thread(serve, listener))
+        try:
+            yield
+        finally:
+            ended.set()
+            await serving
 
 
 def old_tls(plant: Zone) -> ssl.SSLContext:

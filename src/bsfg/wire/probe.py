@@ -85,7 +85,8 @@ def probe(host: str, port: int, files: TlsFiles, timeout_seconds: float = 5.0) -
         ) from None
     except ssl.SSLEOFError:
         # Whoever refuses a handshake says so. One that only ends went down, or stands behind something that lost it.
-        raise PeerUnreachable(f"{host}:{port} ended the connection before a handshake came about") from None
+        hint = "It may be about to stop, stand behind something that lost it, or speak no TLS 1.3."
+        raise PeerUnreachable(f"{host}:{port} ended the connection before a handshake came about", hint=hint) from None
     except ssl.SSLError as error:
         hint = "It may not speak TLS 1.3, or not TLS at all, or refuse our certificate."
         raise CertificateInvalid(f"no TLS 1.3 handshake with {host}:{port} comes about", hint=hint) from error
