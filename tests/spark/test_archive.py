@@ -98,14 +98,14 @@ def emptied(file: Path) -> None:
     os.truncate(file, 0)
 
 
-@pytest.mark.campaign
+@pytest.mark.long
 @pytest.mark.xdist_group("archive")
 def test_classes_come_from_the_archive(made: Path, tmp_path: Path) -> None:
     """Two made it at once, one of them for nothing; whoever starts then finds it."""
     assert from_archive(made, tmp_path / "run")
 
 
-@pytest.mark.campaign
+@pytest.mark.long
 @pytest.mark.xdist_group("archive")
 @pytest.mark.parametrize("damage", [flipped, cut, emptied])
 def test_a_damaged_archive_is_as_none(made: Path, tmp_path: Path, damage: Callable[[Path], None]) -> None:
@@ -120,7 +120,7 @@ def test_a_damaged_archive_is_as_none(made: Path, tmp_path: Path, damage: Callab
         shutil.copy(kept, whole)
 
 
-@pytest.mark.campaign
+@pytest.mark.long
 @pytest.mark.xdist_group("archive")
 def test_an_archive_that_came_from_elsewhere_does_no_harm(made: Path, tmp_path: Path) -> None:
     """One of libraries in another folder is taken by Java or refused; Spark works either way, and nothing is said."""
