@@ -53,17 +53,20 @@ async def test_live_facts_are_not_starved(tmp_path: Path, cleanup: Cleanup) -> N
 
 
 async def test_bytes_are_bounded_and_urgent_streams_come_first(tmp_path: Path, cleanup: Cleanup) -> None:
-    """Two backlogs of the same size share a narrow link: the urgent one is through before half of the other is."""
+    """Beside an urgent backlog on a narrow link another one comes: the urgent one is through before half of that is."""
     plant, enterprise = map(cleanup.zone, pair(tmp_path, streams="[streams.alarms]\n[streams.bulk]\n"))
     rate, facts, each_bytes = 200_000, 400, 1_000
     enterprise.links = link_to(plant, more=f'bandwidth = "{rate // 1000}kB"\npriority = ["alarms"]')
     enterprise.write()
     plant.start()
     async with plant.client() as producer:
-        for name in ("bulk", "alarms"):
+        for name in ("alarms", "bulk"):
             for first in range(0, facts, 20):
                 await producer.append(name, batch(20, first=first, from_zone="plant-a", object_bytes=each_bytes))
-    enterprise.start()
+            if name == "alarms":
+                # From here on they wait, and what comes after them does not find an idle link.
+                enterprise.start()
+                await until(lambda: enterprise.end(Buffer.FORWARD, "alarms"))
     await asyncio.gather(*(settled(plant, enterprise, name) for name in ("alarms", "bulk")))
     times = {
         name: [entry.appended_at_unix_ms for entry in enterprise.entries(Buffer.FORWARD, name)]
