@@ -201,6 +201,14 @@ def test_sixty_columns_are_enough(quick: Run, data: Path, args: tuple[str, ...])
     assert wide == []
 
 
+def test_sixty_columns_cut_no_name(quick: Run) -> None:
+    """A long option goes on in the next line of its column, so that it can be read and typed."""
+    outcome = quick("pipeline", "replicate", "--help", env={"COLUMNS": "60"})
+    names = [line[2:19].rstrip() for line in outcome.out.splitlines() if line.startswith("│ ")]
+    assert "--until-caught-up" in "".join(names)
+    assert [name for name in names if "…" in name] == []
+
+
 def test_no_colours_in_pipes(quick: Run, data: Path) -> None:
     """Output into a pipe has no escape sequences, and neither has any output with NO_COLOR."""
     for outcome in (quick("verify", data), quick("inspect", data), quick("verify", data / "nothing"), quick("--help")):

@@ -323,6 +323,7 @@ async def test_a_node_that_goes_away_is_not_shown_as_alive(stages: Stages) -> No
         page = await stage.signed_in(browser, "control-room")
         await stage.node.stop()
         await expect(page.locator("#live")).to_have_text("Not connected")
+        await expect(page.locator("#health")).to_have_text("Unknown")
         await expect(page.locator("#banner")).to_contain_text("the last known state")
         await expect(page.locator("#gates")).to_contain_text("from-enterprise")
         settled(page)

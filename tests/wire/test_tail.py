@@ -14,8 +14,13 @@ from tests.wire.conftest import Sites
 from tests.wire.site import STREAM, Site, until
 
 from bsfg.batch import FactBatch
+from bsfg.cli.tail import _watched
 from bsfg.journey import look
+from bsfg.journey.link import Fetched
+from bsfg.journey.look import FactChoice
 from bsfg.node import tail
+from bsfg.ports import Buffer, Frame, GapRecord
+from bsfg.retention import GapReason
 from bsfg.testing.facts import batch, message, messages
 
 PATH = f"/v1/streams/{STREAM}/tail?buffer=store"
@@ -284,3 +289,37 @@ async def test_hostile_texts_stay_data(sites: Sites) -> None:
     found = ended((await site.http("GET", f"{PATH}&follow=false")).body)
     assert [name for name, _ in found] == ["fact", "end"]
     assert found[0][1]["fact"]["subject"] == evil.fact.subject
+
+
+@dataclass
+class AnyClient:
+    """A client of a node whose log is exchanged by the test."""
+
+    log_id: str
+    log_end: int
+
+    async def end(self, stream: str, buffer: Buffer) -> int:
+        """Tell where it ends."""
+        return self.log_end
+
+    async def head(self, stream: str, buffer: Buffer) -> Fetched:
+        """Tell which it is, and where it ends."""
+        return Fetched(self.log_id, 0, self.log_end, b"")
+
+    async def read_offsets(self, stream: str, first: int, end: int, **options: Any) -> AsyncIterator[Frame]:
+        """Give what it has as one gap."""
+        yield Frame(first, end - 1, gap=GapRecord(first, end - 1, GapReason.EXPIRED, 1))
+
+
+@pytest.mark.parametrize("end", [5, 10, 12])
+async def test_a_log_that_was_put_back_is_noticed_however_far_it_has_come(end: int) -> None:
+    """It may have grown past what was shown before anybody looked again; what lies between was never shown."""
+    client = AnyClient("old", 0)
+    watched = await _watched(client, STREAM, Buffer.STORE, FactChoice())  # type: ignore[arg-type]
+    client.log_end = 10
+    assert [(frame.first, frame.last) async for frame in watched.news()] == [(0, 9)]
+    client.log_id, client.log_end = "new", end
+    assert [frame async for frame in watched.news()] == [] and (watched.restored, watched.at) == (1, end)
+    client.log_end = end + 1
+    assert [(frame.first, frame.last) async for frame in watched.news()] == [(end, end)]
+    assert watched.restored == 1

@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from difflib import get_close_matches
+from functools import partial
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -148,6 +149,8 @@ def run(args: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if args is None else args)
     as_json = "--json" in given
     console.cache_clear()
+    if {"-h", "--help"} & set(given):
+        _fold_names()
     try:
         outcome = get_command(app).main(given, prog_name="bsfg", standalone_mode=False)
         code = outcome if isinstance(outcome, int) else 0
@@ -165,6 +168,19 @@ def run(args: Sequence[str] | None = None) -> int:
     except Exception as error:
         code = _unexpected(error, as_json)
     return _flushed(code)
+
+
+def _fold_names() -> None:
+    """Have long names of options go on in the next line where a window is narrow; they would be cut."""
+    from typer import rich_utils
+
+    rich_utils.highlighter = partial(_folded, rich_utils.OptionHighlighter())  # type: ignore[assignment]
+
+
+def _folded(highlighter: Any, text: Any) -> Any:
+    from rich.text import Text
+
+    return highlighter(Text(text, overflow="fold") if isinstance(text, str) else text)
 
 
 def _command(given: Sequence[str]) -> str:

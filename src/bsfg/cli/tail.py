@@ -89,7 +89,7 @@ def tail(
                 async for frame in watched.news():
                     show(frame)
                 if watched.restored > before:
-                    say("The buffer ends before what was shown: it was restored. Going on from its end.")
+                    say("The buffer is not the one that was shown: it was restored. Going on from its end.")
             except BsfgError as error:
                 if not error.retryable:
                     raise
@@ -99,17 +99,20 @@ def tail(
     node.run(look)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RemoteBuffer:
-    """A buffer of a node that is looked at over the wire."""
+    """A buffer of a node that is looked at over the wire; ``log_id`` is the history that it last turned out to have."""
 
     client: BoundaryClient
     stream: str
     buffer: Buffer
+    log_id: str = ""
 
     async def end(self) -> int:
         """Give the offset behind its last entry."""
-        return await self.client.end(self.stream, self.buffer)
+        head = await self.client.head(self.stream, self.buffer)
+        self.log_id = head.log_id
+        return head.end
 
     def offsets(self, first: int, end: int) -> AsyncIterator[Frame]:
         """Give a range of offsets."""

@@ -47,6 +47,9 @@ def _matching(entries: EntryBatch, name: str, pattern: str | None) -> EntryBatch
 class LookedAt(Protocol):
     """A buffer that somebody may read."""
 
+    log_id: str
+    """The history that it had when its end was last asked for."""
+
     async def end(self) -> int:
         """Give the offset behind its last entry."""
 
@@ -67,7 +70,11 @@ class WatchedBuffer:
     unsearched: int = 0
     """Below this offset nobody has looked for the newest that fit, although fewer were found than wanted."""
     restored: int = field(default=0, init=False)
-    """How often the buffer turned out to end before what had been shown, and was gone on with from its end."""
+    """How often the buffer turned out to be another than what had been shown, and was gone on with from its end."""
+    _log_id: str = field(default="", init=False)
+
+    def __post_init__(self) -> None:
+        self._log_id = self.buffer.log_id
 
     async def newest(self, count: int, reach: int | None = None) -> AsyncIterator[Frame]:
         """Give frames with the newest so many entries that fit, looked for ``reach`` offsets back, or from the start.
@@ -107,10 +114,13 @@ class WatchedBuffer:
             yield frame
 
     async def end(self) -> int:
-        """Give where the buffer ends now; one that ends before what was shown was restored, and goes on there."""
+        """Give where the buffer ends now; one that ends before what was shown was restored, and goes on there.
+
+        So does one with another history: it may have grown past what was shown before anybody looked again.
+        """
         end = await self.buffer.end()
-        if end < self.at:
-            self.restored, self.at = self.restored + 1, end
+        if end < self.at or self.buffer.log_id != self._log_id:
+            self.restored, self.at, self._log_id = self.restored + 1, end, self.buffer.log_id
         return end
 
     async def _frames(self, first: int, end: int) -> AsyncIterator[Frame]:

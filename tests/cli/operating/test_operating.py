@@ -30,6 +30,9 @@ from bsfg.ports import Buffer, OriginSpan
 from bsfg.stores.log.storage import LogStorage
 from bsfg.testing.facts import altered, batch, messages, sealed
 
+# Two zones serve all tests here, and take a minute until nothing is left to see but what is wrong: once is enough.
+pytestmark = pytest.mark.xdist_group("operating")
+
 FACTS = 300
 CONFLICTS = altered(messages(4, seed=9, from_zone="enterprise"))
 LATE = messages(1, seed=10, from_zone="enterprise")

@@ -1,6 +1,6 @@
 // Keeps the page live by server-sent events, and says so when it is not.
 
-import { byId } from "./dom.js";
+import { byId, renew } from "./dom.js";
 import { moment } from "./format.js";
 import { get, signInAgain } from "./api.js";
 import { known, takeHistory, takePoint } from "./store.js";
@@ -83,4 +83,9 @@ function show(how, word, says) {
   banner.hidden = !says;
   if (banner.textContent !== says) banner.textContent = says;
   document.body.classList.toggle("stale", how === "off");
+  if (how === "off") {
+    // Whether all is well, nobody knows now; the next state says it again.
+    byId("health").className = "pill";
+    renew(byId("health"), "Unknown");
+  }
 }
