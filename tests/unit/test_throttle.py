@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable
 from random import Random
@@ -41,22 +42,27 @@ def test_the_time_of_day_decides(moment: int, rate: int | None) -> None:
     assert WHOLE_DAY.at(moment) == RATE
 
 
-def moved(seconds: float, names: Iterable[str], urgent: Collection[str] = ()) -> Counter[str]:
-    """Let consumers take what they may for a time, each with an unending backlog; count the bytes of each."""
-    loop, taken = VirtualLoop(Random(7)), Counter[str]()
+Taken = list[tuple[float, str, int]]
 
-    async def consume(throttle: Throttle, name: str) -> None:
-        while True:
+
+def watched(
+    seconds: float, names: Iterable[str], urgent: Collection[str] = (), urgent_seconds: float = math.inf
+) -> Taken:
+    """Let consumers take what they may for a time, each with an unending backlog; tell when, who and how much."""
+    loop, taken = VirtualLoop(Random(7)), Taken()
+
+    async def consume(throttle: Throttle, name: str, began: float) -> None:
+        while name not in urgent or loop.time() - began < urgent_seconds:
             await throttle.wait(name)
             size_bytes = throttle.most(8 << 20)
             await asyncio.sleep(0.001)
             throttle.took(size_bytes, name)
-            taken[name] += size_bytes
+            taken.append((loop.time() - began, name, size_bytes))
 
     async def run() -> None:
         began = loop.time()
         throttle = Throttle(WHOLE_DAY, lambda: at(12, seconds=loop.time() - began), urgent)
-        tasks = [asyncio.create_task(consume(throttle, name)) for name in names]
+        tasks = [asyncio.create_task(consume(throttle, name, began)) for name in names]
         await asyncio.sleep(seconds)
         for task in tasks:
             task.cancel()
@@ -67,6 +73,14 @@ def moved(seconds: float, names: Iterable[str], urgent: Collection[str] = ()) ->
     finally:
         loop.close()
     return taken
+
+
+def moved(seconds: float, names: Iterable[str], urgent: Collection[str] = ()) -> Counter[str]:
+    """Count the bytes of each."""
+    found = Counter[str]()
+    for _, name, size_bytes in watched(seconds, names, urgent):
+        found[name] += size_bytes
+    return found
 
 
 def test_streams_share_what_there_is() -> None:
@@ -82,6 +96,82 @@ def test_urgent_streams_come_first() -> None:
     assert 0.95 * RATE * 100 <= taken.total() <= RATE * (100 + BURST_SECONDS + 2 * ANSWER_SECONDS)
     assert 0.05 <= taken["bulk"] / taken.total() <= 0.15
     assert moved(100, ["bulk"], urgent=["alarms"])["bulk"] >= 0.95 * RATE * 100
+
+
+@pytest.mark.parametrize("others", [3, 9, 30])
+def test_many_others_have_a_tenth_together(others: int) -> None:
+    """Else as many backlogs as a zone has streams would leave nothing to the alarms."""
+    taken = moved(200, ["alarms", *(f"bulk-{number}" for number in range(others))], urgent=["alarms"])
+    assert len(taken) == 1 + others
+    assert 0.85 <= taken["alarms"] / taken.total() <= 0.95
+
+
+def test_others_have_all_again_when_the_urgent_are_idle() -> None:
+    """However much they had taken before, and were to stand back for."""
+    taken = watched(60, ["alarms", *(f"bulk-{number}" for number in range(30))], urgent=["alarms"], urgent_seconds=20)
+    late = sum(size_bytes for when, name, size_bytes in taken if name != "alarms" and when >= 25)
+    assert late >= 0.95 * RATE * 35
+
+
+def test_many_streams_keep_the_bound_at_every_moment() -> None:
+    """They begin together, when nothing is known of any; from then on they ask one after the other."""
+    taken = [(when, size_bytes) for when, _, size_bytes in watched(120, map(str, range(50))) if when > 1]
+    peak = max(sum(size for when, size in taken if begin <= when < begin + 5) for begin, _ in taken)
+    assert peak <= RATE * (5 + BURST_SECONDS + 2 * ANSWER_SECONDS)
+
+
+@pytest.mark.parametrize(
+    ("bandwidth", "waited"),
+    [
+        (Bandwidth((BandwidthSpan(6 * 60, 18 * 60, RATE),)), 10),
+        (Bandwidth((BandwidthSpan(6 * 60, 18 * 60, RATE), BandwidthSpan(18 * 60, 6 * 60, 100 * RATE))), 19.9),
+        (Bandwidth((BandwidthSpan(6 * 60, 18 * 60, 100 * RATE), BandwidthSpan(18 * 60, 6 * 60, RATE))), 20),
+    ],
+    ids=["none", "faster", "slower"],
+)
+def test_nobody_waits_longer_than_the_time_of_the_day_says(bandwidth: Bandwidth, waited: float) -> None:
+    """Who waits for much when the bound is lifted has waited enough, as all behind him; what is owed is bytes."""
+    loop = VirtualLoop(Random(7))
+
+    async def run() -> list[float]:
+        began, ended = loop.time(), list[float]()
+        throttle = Throttle(bandwidth, lambda: at(17, 59, 50 + loop.time() - began))
+        rate = bandwidth.at(at(17))
+        assert rate is not None
+        throttle.took(1_000 * RATE if rate == RATE else 20 * rate)
+
+        async def wait(name: str) -> None:
+            await throttle.wait(name)
+            ended.append(loop.time() - began)
+
+        await asyncio.gather(*(wait(name) for name in "abc"))
+        return ended
+
+    try:
+        ended = loop.run_until_complete(run())
+    finally:
+        loop.close()
+    assert ended[0] == pytest.approx(waited, abs=0.2) and ended[-1] <= ended[0] + 1
+
+
+def test_whoever_gives_up_waiting_leaves_the_turn_to_others() -> None:
+    """A link that is stopped while it waits holds up no other stream."""
+    loop = VirtualLoop(Random(7))
+
+    async def run() -> float:
+        began = loop.time()
+        throttle = Throttle(WHOLE_DAY, lambda: at(12, seconds=loop.time() - began))
+        throttle.took(10 * RATE)
+        first, second = (asyncio.create_task(throttle.wait(name)) for name in "ab")
+        await asyncio.sleep(1)
+        first.cancel()
+        await second
+        return loop.time() - began
+
+    try:
+        assert loop.run_until_complete(run()) == pytest.approx(10, abs=0.2)
+    finally:
+        loop.close()
 
 
 def test_other_times_have_no_bound() -> None:

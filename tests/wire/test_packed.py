@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pyarrow as pa
@@ -11,9 +13,11 @@ from hypothesis import strategies as st
 from tests.wire.conftest import Sites
 from tests.wire.site import STREAM, Site
 
+from bsfg.artifacts import Begun
 from bsfg.errors import FrameInvalid
 from bsfg.journey.link import Fetched, FetchRequest
 from bsfg.testing.facts import batch
+from bsfg.throttle import Bandwidth, Throttle
 from bsfg.wire import boundary_pb2 as pb
 from bsfg.wire.client import BoundaryClient
 from bsfg.wire.frames import PACKED_BYTES_MIN, packed, unpacked
@@ -109,6 +113,58 @@ async def test_what_is_packed_must_be_an_answer(sites: Sites, inside: bytes) -> 
             await client.fetch("historian", FetchRequest())
     finally:
         await client.close()
+
+
+class Counted(Throttle):
+    """Counts what was taken."""
+
+    bytes = 0
+
+    def took(self, size_bytes: int, by: str | None = None) -> None:
+        """Count it."""
+        self.bytes += size_bytes
+
+
+@pytest.mark.parametrize("kind", ["packed", "frames"])
+async def test_what_is_refused_has_come_all_the_same(sites: Sites, kind: str) -> None:
+    """A link with a bound counts the bytes of answers that are none, or bring far more than was asked for."""
+    site = await sites()
+    throttle = Counted(Bandwidth(), lambda: 0)
+    client = BoundaryClient(site.connection(), packs=True, throttle=throttle)
+    frames = [pb.FetchFrame(entries=bytes(1 << 20)) for _ in range(80)] if kind == "frames" else []
+    answer = pb.FetchResponse(packed=b"" if frames else bytes(1 << 20), unpacked_bytes=5, frames=frames)
+
+    async def lies(*arguments: Any, **more: Any) -> Any:
+        return answer
+
+    client._followed.ask = lies  # type: ignore[method-assign]
+    try:
+        with pytest.raises(FrameInvalid):
+            await client.fetch("historian", FetchRequest(max_bytes=1))
+    finally:
+        await client.close()
+    assert throttle.bytes >= (80 << 20 if frames else 1 << 20)
+
+
+async def test_what_an_old_node_sends_again_counts(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It knows of no downloads that go on, and sends an artifact from its beginning; the line has all of it."""
+    content, throttle, begun = bytes(range(250)) * 1_000, Counted(Bandwidth(), lambda: 0), Begun()
+    begun.add(content[:200_000])
+    client = BoundaryClient((await sites()).connection(), throttle=throttle)
+
+    async def old(*arguments: Any) -> AsyncGenerator[pb.GetObjectResponse, None]:
+        yield pb.GetObjectResponse(description=pb.ObjectDescription())
+        for at in range(0, len(content), 50_000):
+            yield pb.GetObjectResponse(chunk=content[at : at + 50_000])
+
+    monkeypatch.setattr(client, "_answers", old)
+    digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+    try:
+        _, rest = await client.get_object("", "", digest=digest, begun=begun)
+        assert b"".join([piece async for piece in rest]) == content[200_000:]
+    finally:
+        await client.close()
+    assert throttle.bytes == len(content)
 
 
 def test_a_large_packed_answer_passes_the_door() -> None:
