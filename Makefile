@@ -76,7 +76,7 @@ tests: venv programs archive
 	$(if $(MEMORY),TMPDIR=$(MEMORY)) $(PYTEST) -m 'not campaign and not long' tests
 
 campaigns: venv programs archive ## Run what takes minutes each, in its short form: kills, attacks, clusters, pasted pages
-	$(PYTEST) -m campaign tests
+	$(PYTEST) -m 'campaign and not long' tests
 
 planted: venv ## Plant small bugs in a copy, one by one, and demand that a test catches each
 	@$(BIN)/python -m tests.planted.run $(PLANTED)

@@ -22,7 +22,7 @@ from bsfg.wire.status import from_rpc_error
 
 pytestmark = pytest.mark.campaign
 
-BOUNDARY_ROLES = {"PutFacts": "pipeline", "PutLanes": "pipeline", "GetEvidence": "pipeline"}
+BOUNDARY_ROLES = {"PutFacts": "pipeline", "PutLanes": "pipeline", "GetEvidence": "pipeline", "SumFacts": "pipeline"}
 ADMIN_ROLES = {"Lease": "pipeline", "Peer": "pipeline", "Report": "pipeline"}
 AT_ONCE = 16
 BROKEN = frozenset({"internal", "remote_error", "timed_out"})

@@ -74,7 +74,10 @@ def test_every_number_is_given_and_nothing_is_left_behind(bsfg: Run, tmp_path: P
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGINT, *(pytest.param(each, marks=pytest.mark.long) for each in (signal.SIGTERM, signal.SIGKILL))],
+)
 def test_an_interrupted_run_stops_its_nodes(tmp_path: Path, number: signal.Signals) -> None:
     """Ctrl-C and SIGTERM remove nodes and folder; even a killed benchmark leaves no node running."""
     arguments = [sys.executable, "-m", "bsfg", *SMALL, "--seconds", "600", "--dir", str(tmp_path)]

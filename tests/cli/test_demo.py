@@ -97,6 +97,7 @@ def test_two_nodes_take_over_from_each_other() -> None:
 
 
 @pytest.mark.campaign
+@pytest.mark.long
 def test_a_server_is_not_left_behind() -> None:
     """Killed in the middle of a takeover, the demo leaves neither nodes nor their server."""
     with place() as folder:
@@ -109,6 +110,7 @@ def test_a_server_is_not_left_behind() -> None:
 
 
 @pytest.mark.campaign
+@pytest.mark.long
 def test_it_can_be_left_running() -> None:
     """With --keep the dashboards answer after the verdict, until Ctrl-C, which then is no failure."""
     with place() as folder:

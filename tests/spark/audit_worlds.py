@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,13 +14,17 @@ import numpy as np
 import pyarrow as pa
 from tests.journey.zones import STREAM, DirectLink, Inbound, Zone, connect
 
+from bsfg.errors import FrameInvalid
 from bsfg.fact import Message
-from bsfg.journey.link import FetchRequest
+from bsfg.journey.link import Fetched, FetchRequest
+from bsfg.journey.serve import sum_up
+from bsfg.journey.sums import AuditScope, Summation
 from bsfg.node.state import NodeState
-from bsfg.ports import Buffer, Clock, Storage
+from bsfg.ports import Buffer, Clock, Frame, Storage
 from bsfg.spark.audit import AuditedLink, AuditedStream, StreamVerdict, Verdict, audit_with
 from bsfg.spark.audit.ends import FolderEnd
 from bsfg.spark.audit.runner import LocalRunner
+from bsfg.spark.audit.scope import Span, Summed
 from bsfg.spark.audit.verdict import AuditFinding
 from bsfg.stores.log.identity import read_identity
 from bsfg.stores.log.reader import LogFolder, open_folder
@@ -27,6 +33,8 @@ from bsfg.stores.log.storage import LogStorage
 from bsfg.stores.log.writer import LogOptions
 from bsfg.stores.shared.frame import SegmentHeader, encode_frame, encode_segment_header, genesis
 from bsfg.testing.facts import messages
+from bsfg.wire import boundary_pb2 as pb
+from bsfg.wire.convert import SumCall, SumOutcome, sum_call_of, sum_request, sums_of, sums_response
 
 OPTIONS = LogOptions(segment_bytes=32_768, index_run_keys=500)
 RANGE_FACTS = 64
@@ -90,11 +98,60 @@ def plan(inbound: Inbound, **changes: Any) -> AuditedStream:
     return replace(found, **changes)
 
 
+class SummedFolder(FolderEnd):
+    """A folder whose log is summed up as its node would do it, some at a time, over messages as they travel."""
+
+    def summed(self, side: str, bounds: Span, log_id: str, scope: AuditScope) -> list[Summed] | None:  # type: ignore[override]
+        """Do it in a thread: whoever audits may have an event loop of his own."""
+        first, end = bounds
+        parts: list[Summed] = []
+        with ThreadPoolExecutor(1) as thread:
+            while first < end:
+                call = SumCall(self.stream, self.buffer, side, first, end, scope)
+                try:
+                    outcome = thread.submit(asyncio.run, self._sum(call, log_id)).result()
+                except FrameInvalid:
+                    return None
+                parts.append((outcome.found, outcome.keys))
+                first = outcome.found.end
+        return parts
+
+    async def _sum(self, asked: SumCall, log_id: str) -> SumOutcome:
+        call = sum_call_of(pb.SumFactsRequest.FromString(sum_request(asked).SerializeToString()))
+        summation = Summation(call.side, call.first, call.end, call.scope)
+
+        async def frames() -> AsyncIterator[Frame]:
+            for frame in self.frames(call.first, call.end, log_id):
+                yield frame
+
+        await sum_up(frames(), summation)
+        head = Fetched(log_id, call.first, call.end, b"")
+        return sums_of(pb.SumFactsResponse.FromString(sums_response(head, summation)), asked)
+
+
 def audited(found: AuditedStream) -> StreamVerdict:
-    """Audit one stream in this process."""
+    """Audit one stream in this process, read by the audit and summed up as by nodes; both find the same."""
+    verdict = _audited(found)
+    if not isinstance(found.sender, FolderEnd):
+        return verdict
+    other = _audited(_summed(found))
+    same = ("findings", "finding_counts", "absences", "ranges", "compared", "by_digest", "receiver_first")
+    assert {name: getattr(verdict, name) for name in same} == {name: getattr(other, name) for name in same}
+    assert [(check.name, check.state) for check in verdict.checks] == [(each.name, each.state) for each in other.checks]
+    return verdict
+
+
+def _audited(found: AuditedStream) -> StreamVerdict:
     verdict = audit_with(LocalRunner(), AuditedLink("link", found.zone, found.receiver_zone or "", [found]))
     assert isinstance(verdict, Verdict)
     return verdict.streams[0]
+
+
+def _summed(found: AuditedStream) -> AuditedStream:
+    sender, receiver = found.sender, found.receiver
+    assert isinstance(sender, FolderEnd) and isinstance(receiver, FolderEnd)
+    ends = (SummedFolder(end.path, end.stream, end.buffer, end.link, end.consumer) for end in (sender, receiver))
+    return replace(found, sender=next(ends), receiver=next(ends))
 
 
 def brief(verdict: StreamVerdict) -> list[tuple[str, int | None, str | None, tuple[str, ...]]]:

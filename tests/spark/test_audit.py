@@ -104,6 +104,14 @@ def test_two_nodes_are_audited_over_the_wire(spark: SparkSession, zones: tuple[S
     assert states(verdict)["The chain heads that the ends exchanged are in their logs"] == CheckState.PASSED
     title, done, total = told[-1]
     assert "operational" in title and done == total
+    assert stream.sender.summed_by_node and stream.receiver.summed_by_node
+    sums = stream.sender.bytes_received + stream.receiver.bytes_received
+    [deep] = audit(spark, planned(enterprise, deep=True)).streams
+    assert deep.clean and deep.compared == FACTS
+    assert not (deep.sender.summed_by_node or deep.receiver.summed_by_node)
+    assert 10 * sums < deep.sender.bytes_received + deep.receiver.bytes_received
+    words = {each.name: check.detail for each, check in zip(deep.checks, stream.checks, strict=True)}
+    assert "node of the sender and receiver" in words["Bodies are those that the digests were made of"]
 
 
 def test_harm_is_named_over_the_wire(spark: SparkSession, zones: tuple[SparkZone, SparkZone]) -> None:
@@ -122,10 +130,11 @@ def test_harm_is_named_over_the_wire(spark: SparkSession, zones: tuple[SparkZone
     assert verdict.counts[FindingKind.MISSING] == verdict.counts[FindingKind.BODY_ALTERED] == 1
 
     by_folder = smaller(plan_folders(Folders(plant.data, enterprise.data), Wish(streams=("operational",))))
-    again = audit(spark, by_folder)
-    assert {(each.kind, each.offset) for each in again.findings} == {
-        (each.kind, each.offset) for each in verdict.findings
-    }
+    for other in (by_folder, planned(enterprise, deep=True)):
+        again = audit(spark, other)
+        assert {(each.kind, each.offset) for each in again.findings} == {
+            (each.kind, each.offset) for each in verdict.findings
+        }
 
 
 def test_what_was_let_go_is_proven_over_the_wire(spark: SparkSession, zones: tuple[SparkZone, SparkZone]) -> None:

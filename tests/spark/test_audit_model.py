@@ -17,14 +17,16 @@ from tests.spark.audit_worlds import audited
 
 from bsfg.batch import EntryBatch, FactBatch
 from bsfg.columns import ENTRY_SCHEMA
+from bsfg.digest import KeptRange
+from bsfg.errors import BsfgError
+from bsfg.journey.sums import EntryHash, lanes
 from bsfg.ports import Checkpoint, ConsumerSpec, ConsumerState, Frame, GapRecord
 from bsfg.retention import GapReason
 from bsfg.sealing import seal
-from bsfg.spark.audit import AuditedStream, StreamVerdict
+from bsfg.spark.audit import AuditedStream, StreamVerdict, removed_ranges
 from bsfg.spark.audit.judging import Excuses
 from bsfg.spark.audit.runner import repeated
 from bsfg.spark.audit.scope import Evidence
-from bsfg.spark.audit.sums import EntryHash, lanes
 from bsfg.spark.audit.verdict import Absence, FindingKind
 
 RANGE_FACTS = 8
@@ -120,6 +122,9 @@ class MemoryEnd:
                 part = [each for each in self.rows[at:stop] if isinstance(each, Row)]
                 yield Frame(at, stop - 1, entries(part, range(at, stop)))
             at = stop
+
+    def summed(self, *asked: object) -> None:
+        """Nobody would do it."""
 
     def kept_keys(self, first: int, last: int) -> None:
         """Nothing is kept."""
@@ -468,3 +473,58 @@ def test_repeated_numbers_are_found() -> None:
     numbers = np.array([5, 3, 5, 9, 3, 5, 2**63], dtype=np.uint64)
     assert repeated(numbers).tolist() == [3, 5]
     assert repeated(np.empty(0, dtype=np.uint64)).tolist() == []
+
+
+# What no log can be.
+
+
+@dataclass(frozen=True)
+class BoastfulEnd(MemoryEnd):
+    """An end that says that its log begins and ends somewhere else."""
+
+    def evidence(self, heads: Sequence[bytes] = ()) -> Evidence:
+        """Tell it."""
+        return self.told
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "says"),
+    [
+        (0, 1 << 61, "memory has 2,305,843,009,213,693,952 offsets, one audit takes"),
+        (0, 1 << 63, "memory says that its log goes from 0 to"),
+        (-5, 10, "memory says that its log goes from -5 to 10"),
+        (10, 5, "memory says that its log goes from 10 to 5"),
+    ],
+)
+@pytest.mark.parametrize("side", ["sender", "receiver"])
+def test_an_end_that_says_what_no_log_is_ends_an_audit_in_words(side: str, start: int, end: int, says: str) -> None:
+    """The other zone says where its log ends, and an audit that made a list of it would not end."""
+    plan = World([], [], [], -1).plan()
+    with pytest.raises(BsfgError, match=says):
+        liar = BoastfulEnd([], Evidence("x", start, end))
+        audited(replace(plan, sender=liar) if side == "sender" else replace(plan, receiver=liar))
+
+
+def test_a_fact_from_far_beyond_is_one_finding() -> None:
+    """A sender may have said that it has any offset; the verdict tells of those ranges that somebody has."""
+    rows = [Row(f"m{at}", at, digest=digest_of("s:1")) for at in range(20)]
+    far = [replace(rows[0], message_id=f"far{at}", offset=at) for at in (10_000_000, 20_000_000)]
+    verdict = audited(World([*rows], [*rows, *far], [], 19).plan())
+    assert [(each.kind, each.offset) for each in verdict.findings] == [
+        (FindingKind.AHEAD, 10_000_000),
+        (FindingKind.AHEAD, 20_000_000),
+    ]
+    states = [(each.first, each.state) for each in verdict.ranges]
+    assert states == [(0, "equal"), (8, "equal"), (16, "equal"), (10_000_000, "finding"), (20_000_000, "finding")]
+
+
+def test_a_segment_of_which_there_can_be_none_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is compared with a kept digest is laid out offset by offset, as many as the other end says."""
+    rows = [Row(f"m{at}", at, digest=digest_of("s:1")) for at in range(20)]
+    plan = World([GapReason.TRUNCATED] * 8 + rows[8:], [*rows], [], 19).plan()
+    kept = [KeptRange(0, 7, "no digest", b"", b"")]
+    sender = BoastfulEnd(plan.sender.rows, Evidence("s", 8, 20, kept=kept))  # type: ignore[attr-defined]
+    assert [each.kind for each in audited(replace(plan, sender=sender)).findings] == [FindingKind.KEPT_DIGEST]
+    monkeypatch.setattr(removed_ranges, "KEPT_FACTS_MAX", 7)
+    verdict = audited(replace(plan, sender=sender))
+    assert verdict.clean and "not_checked" in {each.state for each in verdict.checks if "let go" in each.name}

@@ -96,9 +96,8 @@ def replication(folder: Path, links: list[str], layout: Layout, monkeypatch: pyt
 
 def task_plan(name: str, setting: int = 0) -> Any:
     """Give as much of a link's plan as a run looks at."""
-    return SimpleNamespace(
-        name=name, holder="us", setting=setting, streams=(), link=SimpleNamespace(rate_limit=0, bandwidth=None)
-    )
+    link = SimpleNamespace(rate_limit=0, bandwidth=None)
+    return SimpleNamespace(name=name, holder="us", own=OWN, setting=setting, streams=(), link=link)
 
 
 def test_a_run_goes_on_with_other_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,12 +6,22 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 
+import grpc
 import pytest
+from tests.wire.site import CONFIG
 
-from bsfg.errors import PeerUnreachable, TimedOut
+from bsfg.config import parse
+from bsfg.errors import FrameInvalid, PeerUnreachable, TimedOut
+from bsfg.journey.link import Fetched
+from bsfg.ports import Confirmation, Frame, GapRecord
+from bsfg.retention import GapReason
 from bsfg.spark import calls as module
-from bsfg.spark.calls import NodeAccess, NodeCalls
+from bsfg.spark.calls import BufferSource, NodeAccess, NodeCalls
+from bsfg.spark.replicate.plan import plan_of
+from bsfg.wire.client import BoundaryClient
+from bsfg.wire.messages import BOUNDARY_SERVICE
 
 
 async def numbers(end: BaseException | None = None) -> AsyncIterator[int]:
@@ -93,3 +103,50 @@ def test_all_threads_of_a_process_have_the_same_calls_and_connections(monkeypatc
     assert len(found) == 8
     assert len(made) == 2, "one loop, one connection"
     assert len({id(each) for each in found}) == 1
+
+
+@pytest.mark.parametrize(("first", "last"), [(10, 9), (10, 3), (10, 30), (10, 1 << 60), (9, 12)])
+def test_frames_go_forward_and_not_beyond_what_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, first: int, last: int
+) -> None:
+    """A node that gives frames of nothing would be read for ever, one of too much would tell of what is not there."""
+
+    async def answers(*asked: object) -> AsyncIterator[Fetched | Frame]:
+        yield Fetched("log", 10, 100, b"")
+        for _ in range(3):
+            yield Frame(first, last, gap=GapRecord(first, last, GapReason.EXPIRED, 1))
+
+    monkeypatch.setattr(module, "_messages", answers)
+    source = BufferSource(NodeAccess("127.0.0.1:1"), "operational", "store", 0.0)
+    frames = source.frames(10, 30, "log")
+    with pytest.raises(FrameInvalid, match="10 is expected next"):
+        next(frames)
+
+
+@pytest.mark.parametrize("is_peer", [True, False])
+async def test_answers_of_another_zone_are_read_with_care(tmp_path: Path, is_peer: bool) -> None:
+    """A sender that answers with far more fields than there are is not taken at its word by the live tasks either."""
+
+    async def answered(request: bytes, context: object) -> bytes:
+        return b"\x08\x01" * 100_000
+
+    method = grpc.unary_unary_rpc_method_handler(answered)
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers(
+        [grpc.method_handlers_generic_handler(BOUNDARY_SERVICE, {"ConfirmReceipt": method})]
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    text = CONFIG.format(stream="").replace("127.0.0.1:9", f"127.0.0.1:{port}")
+    plan = plan_of(parse(text, tmp_path / "zone.toml"), "from-enterprise", NodeAccess(f"127.0.0.1:{port}"), "me")
+    connection = (plan.peer if is_peer else plan.own).connect()
+    try:
+        confirming = BoundaryClient(connection).confirm("plant.operational", Confirmation(through=1))
+        if is_peer:
+            with pytest.raises(FrameInvalid):
+                await confirming
+        else:
+            assert await confirming == 1
+    finally:
+        await connection.close()
+        await server.stop(None)

@@ -133,7 +133,7 @@ def test_settings_can_all_be_overridden() -> None:
     """What the caller says counts, and what is meant for one machine is left out on a cluster."""
     assert settings("local[2]", {"spark.ui.enabled": "true"})["spark.ui.enabled"] == "true"
     assert settings("local[2]")["spark.driver.host"] == "127.0.0.1"
-    assert "spark.driver.host" not in settings("spark://master:7077")
+    assert "spark.driver.host" not in settings("yarn")
 
 
 @pytest.mark.parametrize(

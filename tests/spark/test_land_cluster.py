@@ -9,6 +9,7 @@ from pathlib import Path
 
 import orjson
 import pytest
+from tests.spark.clusters import Cluster
 from tests.spark.landing import check_same, table
 from tests.spark.nodes import SparkZone, facts
 from tests.spark.test_cluster import cluster
@@ -17,15 +18,15 @@ from bsfg.ports import Buffer
 
 __all__ = ["cluster"]
 
-pytestmark = [pytest.mark.campaign, pytest.mark.xdist_group("cluster")]
+pytestmark = [pytest.mark.campaign, pytest.mark.long, pytest.mark.xdist_group("cluster")]
 
 
-def test_a_landing_on_a_cluster(plant: SparkZone, cluster: str, tmp_path: Path) -> None:
+def test_a_landing_on_a_cluster(plant: SparkZone, cluster: Cluster, tmp_path: Path) -> None:
     """Executors get the certificates with their work, stage into the shared folder, and the driver commits."""
     plant.produce(facts(500))
     given, out = plant.options(), tmp_path / "lake"
     arguments = ["--stream", "operational", "--out", str(out), "--once", "--json", "--max-facts-per-batch", "100"]
-    arguments += ["--master", cluster, "--conf", "spark.executor.memory=512m", "--conf", "spark.driver.host=127.0.0.1"]
+    arguments += cluster.recipe()
     arguments += [part for name in ("address", "ca", "cert", "key") for part in (f"--{name}", given[name])]
     done = subprocess.run(
         [sys.executable, "-m", "bsfg", "pipeline", "land", *arguments, "--server-name", given["serverName"]],

@@ -20,7 +20,7 @@ from bsfg.journey.link import NOT_ASKED_FOR, NOT_CARRIED
 from bsfg.ports import Buffer
 from bsfg.retention import GapReason
 
-pytestmark = [pytest.mark.campaign, pytest.mark.xdist_group("replicate-once")]
+pytestmark = [pytest.mark.campaign, pytest.mark.long, pytest.mark.xdist_group("replicate-once")]
 
 BACKLOG = 6_000
 PARTLY = """carry_only = ["enterprise"]

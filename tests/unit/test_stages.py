@@ -18,6 +18,7 @@ def test_plain():
 def test_short():
     pass
 
+@pytest.mark.campaign
 @pytest.mark.long
 def test_long():
     pass

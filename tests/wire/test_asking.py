@@ -26,6 +26,7 @@ async def test_a_sender_is_asked_as_often_as_it_takes(sites: Sites, tmp_path: Pa
         name="from-plant",
         holder="us",
         peer=NodeAccess(site.grpc_address),
+        own=NodeAccess(site.grpc_address),
         streams=[of],
         link=SimpleNamespace(carry_only=()),
     )

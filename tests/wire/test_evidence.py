@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from tests.wire.conftest import Sites
 from tests.wire.site import STREAM, Site
@@ -9,15 +10,15 @@ from tests.wire.site import STREAM, Site
 from bsfg.config.access import Identity
 from bsfg.config.kinds import Role
 from bsfg.digest import LogHistory, RangeDigest, Restore
-from bsfg.errors import InvalidArgument, PermissionRefused
-from bsfg.gaps import listed
+from bsfg.errors import FrameInvalid, InvalidArgument, PermissionRefused
+from bsfg.gaps import RangeSet, listed
 from bsfg.node.service import gather
-from bsfg.ports import Buffer, Confirmation, ConsumerSpec, GapRecord
+from bsfg.ports import Buffer, Confirmation, ConsumerSpec, GapRecord, GapSet
 from bsfg.retention import GapReason
 from bsfg.stores.shared.buffer import SharedBuffer
 from bsfg.testing.facts import batch
 from bsfg.wire import boundary_pb2 as pb
-from bsfg.wire.convert import LogEvidence, evidence_of, evidence_pieces
+from bsfg.wire.convert import LogEvidence, evidence_of, evidence_pieces, gap_set_message
 
 PEER = "enterprise.operational"
 
@@ -127,3 +128,19 @@ def test_the_restores_of_a_log_are_told() -> None:
     written = b"".join(evidence_pieces(LogEvidence("cd" * 16, 0, 500, b"", history=history)))
     found = evidence_of(pb.GetEvidenceResponse.FromString(written), STREAM, Buffer.STORE)
     assert found.history.restores == history.restores
+
+
+async def test_more_ranges_than_anybody_lists_are_no_evidence(sites: Sites) -> None:
+    """Four of them take a byte on the wire, and each is an object where they are looked at."""
+    firsts = np.arange(0, 2 * 4_000_001, 2)
+    ranges = RangeSet(firsts, firsts, np.zeros(len(firsts), dtype=np.int64))
+    answer = pb.GetEvidenceResponse(gap_sets=[gap_set_message(GapSet(GapReason.EXPIRED, ranges))])
+    client = (await sites()).client()
+
+    async def lies(*arguments: object) -> pb.GetEvidenceResponse:
+        return answer
+
+    client.connection.call = lies  # type: ignore[method-assign,assignment]
+    assert answer.ByteSize() < 2 << 20
+    with pytest.raises(FrameInvalid, match="4000001 ranges"):
+        await client.evidence(STREAM, Buffer.STORE)

@@ -17,11 +17,13 @@ from bsfg.batch import FactBatch
 from bsfg.errors import ArtifactMissing, BsfgError, GateHeld, InvalidArgument, PermissionRefused, UnknownLink
 from bsfg.fact import ArtifactRef, Envelope, Fact, Key, Message
 from bsfg.journey.link import FetchRequest, PeerPosition
+from bsfg.journey.sums import RECEIVER, SENDER, AuditScope
 from bsfg.node.authorize import Rule
 from bsfg.ports import Buffer, Confirmation
 from bsfg.sealing import seal
 from bsfg.wire import boundary_pb2 as pb
 from bsfg.wire.client import BoundaryClient
+from bsfg.wire.convert import SumCall
 from bsfg.wire.service import Caller, LinkReport, ObjectInfo
 
 OPEN, SECRET = "operational", "secret"
@@ -183,6 +185,12 @@ async def evidence(ask: Ask) -> object:
     return await ask.client.evidence(ask.stream, ask.buffer)
 
 
+async def sum_facts(ask: Ask) -> object:
+    scope = AuditScope("enterprise", bytes(32))
+    side = SENDER if ask.buffer == Buffer.STORE else RECEIVER
+    return (await ask.client.sum_facts(SumCall(ask.stream, ask.buffer, side, 0, 1, scope))).found.read
+
+
 async def confirm(ask: Ask) -> object:
     return await ask.client.confirm(ask.consumer, Confirmation(through=0)) + 1
 
@@ -228,6 +236,7 @@ FACTS = {
     "read_times": read_times,
     "get_fact": get_fact,
     "evidence": evidence,
+    "sum_facts": sum_facts,
     "http_fetch": over_http("GET", lambda ask: f"/v1/consumers/{ask.consumer}/facts"),
     "http_get": over_http("GET", lambda ask: f"/v1/streams/{ask.stream}/facts/{ask.path}"),
     "http_tail": over_http("GET", lambda ask: f"/v1/streams/{ask.stream}/tail?buffer={ask.buffer}&follow=false"),

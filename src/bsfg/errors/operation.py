@@ -362,8 +362,19 @@ class WorkersUnfit(BsfgError):
 
     code = "workers_unfit"
     default_hint = (
-        "Install bsfg[node,spark] in the same folder on every machine of the cluster, this one included, and name its "
-        "interpreter with --conf, as in spark.pyspark.python=/opt/bsfg/bin/python."
+        "Give the command an archive with --pack, which `bsfg pipeline pack` makes, and each machine a Python of the "
+        "same minor version; or install bsfg[node,spark] in the same folder on every machine, this one included, and "
+        "name its interpreter with --conf, as in spark.pyspark.python=/opt/bsfg/bin/python."
+    )
+
+
+class ClusterInClear(BsfgError):
+    """The calls between the machines of a Spark cluster would not be encrypted, and keys travel over them."""
+
+    code = "cluster_in_clear"
+    default_hint = (
+        "Give the cluster a secret (`bsfg help replicating` says how) and name its file with --secret-file. On a "
+        "network that nobody else can read or reach, --allow-clear-rpc goes on without."
     )
 
 

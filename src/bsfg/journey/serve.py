@@ -29,7 +29,8 @@ from bsfg.journey.link import (
     carriage_now,
     check_consumer,
 )
-from bsfg.offload import by_size
+from bsfg.journey.sums import Summation
+from bsfg.offload import THREAD_BYTES, by_size
 from bsfg.ports import Buffer, Clock, CursorTracker, Frame, GapSet, Replayable
 from bsfg.retention import GapReason
 
@@ -38,6 +39,12 @@ SCANNED_PER_FACT = 16
 
 SCANNED_MAX = 100_000
 """Nor does it look at more before it answers: each fact may be a range to tell of, and receivers bound those."""
+
+SUM_FACTS, SUM_BYTES, SUM_SECONDS = 65_536, 16 << 20, 1.0
+"""Who has a log summed up gets an answer when so much is looked at, and asks for the rest."""
+
+SUM_STEP_BYTES = 4 << 20
+"""So much is summed up at once, which takes some 20 milliseconds; then others have their turn in the thread."""
 
 EVEN_TRIES = 4
 """So often is the place of a cut guessed from the average row, before what is left is halved."""
@@ -172,6 +179,33 @@ async def serve_range(
         chosen = await carried(carriage_now(carriage), frame)
         for piece in (chosen,) if sets else apart(chosen):
             yield piece
+
+
+async def sum_up(frames: AsyncIterator[Frame], summation: Summation) -> None:
+    """Sum up frames in place of giving them, as many as one answer may take, and at least one."""
+    deadline, read_bytes = _now_seconds() + SUM_SECONDS, 0
+    pending, pending_bytes = list[EntryBatch](), 0
+    async for frame in frames:
+        summation.passed(frame)
+        if frame.entries is not None:
+            pending.append(frame.entries)
+            pending_bytes += frame.entries.weight_bytes
+        if pending_bytes >= SUM_STEP_BYTES:
+            await _add(pending, pending_bytes, summation)
+            read_bytes, pending, pending_bytes = read_bytes + pending_bytes, [], 0
+        if summation.scanned >= SUM_FACTS or read_bytes >= SUM_BYTES or _now_seconds() >= deadline:
+            break
+    if pending:
+        await _add(pending, pending_bytes, summation)
+
+
+async def _add(batches: Sequence[EntryBatch], weight_bytes: int, summation: Summation) -> None:
+    """Sum up entries in steps, small batches together; always in a thread, since few take nearly as long as many."""
+    work_bytes = max(weight_bytes, THREAD_BYTES)
+    entries = await by_size(work_bytes, EntryBatch.concat, batches) if len(batches) > 1 else batches[0]
+    step = max(1, len(entries) * SUM_STEP_BYTES // max(weight_bytes, 1))
+    for at in range(0, len(entries), step):
+        await by_size(work_bytes, summation.add, entries.slice(at, step))
 
 
 async def carried(carriage: Carriage, frame: Frame) -> Frame:

@@ -10,6 +10,8 @@ from typing import Any
 from bsfg.errors import BsfgError, FrameInvalid, InvalidArgument, NotReady, Overloaded, TimedOut
 from bsfg.fact import SHA256_NAME, Entry, Key
 from bsfg.journey.link import AppendOutcome, Fetched, FetchRequest, Refusal
+from bsfg.journey.serve import SUM_STEP_BYTES, sum_up
+from bsfg.journey.sums import Summation
 from bsfg.node.service import NodeService, Reading
 from bsfg.offload import STEP_FACTS, THREAD_BYTES, Step, by_size, step_of
 from bsfg.ports import Buffer, Confirmation, Frame, Result
@@ -27,6 +29,8 @@ from bsfg.wire.convert import (
     refusal_message,
     refusal_of,
     single_fact,
+    sum_call_of,
+    sums_response,
 )
 from bsfg.wire.frames import (
     CHUNK_BYTES,
@@ -220,6 +224,22 @@ class BoundaryServicer:
         async with self._calls.timeout():
             found = await self._service.evidence(caller, request.stream, buffer, heads)
             return b"".join(await self._calls.admission.turns.of(evidence_pieces(found, sets=request.sets)))
+
+    async def sum_facts(self, request: pb.SumFactsRequest, caller: Caller) -> bytes:
+        """Sum up a range of a log, which is read as it would be for the caller himself."""
+        call = sum_call_of(request)
+        wanted = FetchRequest(max_facts=FRAMES_FACTS_DEFAULT, sets=True)
+        async with self._calls.timeout():
+            reading = await self._service.read_offsets(caller, call.stream, call.buffer, call.first, call.end, wanted)
+            summation = Summation(call.side, call.first, call.end, call.scope)
+            if caller.room is not None:
+                # Frames wait here until they are a step, and the last of them may be as large again.
+                await caller.room.take(SUM_STEP_BYTES + self._limits.frame_bytes)
+            await sum_up(reading.frames, summation)
+        answer = await by_size(THREAD_BYTES, sums_response, reading.head, summation)
+        if caller.room is not None:
+            caller.room.keep(len(answer))
+        return answer
 
     async def confirm_receipt(self, request: pb.ConfirmRequest, caller: Caller) -> pb.ConfirmResponse:
         """Record a confirmation."""

@@ -38,7 +38,8 @@ PEM = "-----BEGIN "
 class NodeAccess:
     """A node's address and the caller's certificate; each of the three PEM parts is a path or the content itself.
 
-    Of a zone with several nodes ``address`` lists all, with commas between.
+    Of a zone with several nodes ``address`` lists all, with commas between. ``to_peer`` is for the links of another
+    zone, whose answers are read with care.
     """
 
     address: str
@@ -46,6 +47,7 @@ class NodeAccess:
     certificate: str | None = field(default=None, repr=False)
     key: str | None = field(default=None, repr=False)
     server_name: str | None = None
+    to_peer: bool = False
 
     def __post_init__(self) -> None:
         parts = (self.ca, self.certificate, self.key)
@@ -84,7 +86,7 @@ class NodeAccess:
         """Make a connection for the running event loop; nothing is sent before its first call."""
         from bsfg.wire.connection import Connection
 
-        return Connection(self.address, watched=self._watched(), server_name=self.server_name)
+        return Connection(self.address, watched=self._watched(), server_name=self.server_name, to_peer=self.to_peer)
 
     def _watched(self) -> Any:
         from bsfg.wire.tls import Material, TlsFiles, Watched
@@ -324,7 +326,7 @@ class BufferSource:
                     if not isinstance(item, (Frame, RawFrame)):
                         check_log(item, log_id, end)
                         continue
-                    if item.first != at:
+                    if item.first != at or not at <= item.last < end:
                         raise FrameInvalid(f"a frame has offsets {item.first}..{item.last}, {at} is expected next")
                     at = item.last + 1
                     yield item
@@ -358,11 +360,16 @@ class BufferSource:
 
 def check_log(head: Fetched, log_id: str, end: int) -> None:
     """Raise `ForeignLog` unless a buffer is the log that is meant, and at least as long as it was."""
+    check_history(head.log_id, head.end, log_id, end)
+
+
+def check_history(found_id: str, found_end: int, log_id: str, end: int) -> None:
+    """Raise the same for a log that a node names by its id and its end."""
     hint = "The node was replaced or restored from a copy. Start with a new checkpoint when that is meant."
-    if head.log_id != log_id:
-        raise ForeignLog(f"the log of the node is {head.log_id}, it was {log_id}", hint=hint)
-    if head.end < end:
-        raise ForeignLog(f"the log of the node ends at {head.end}, it had reached {end}", hint=hint)
+    if found_id != log_id:
+        raise ForeignLog(f"the log of the node is {found_id}, it was {log_id}", hint=hint)
+    if found_end < end:
+        raise ForeignLog(f"the log of the node ends at {found_end}, it had reached {end}", hint=hint)
 
 
 async def _messages(

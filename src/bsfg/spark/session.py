@@ -22,8 +22,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bsfg.errors import BsfgError, JavaMissing, SparkFailed
+from bsfg.errors import BsfgError, InvalidArgument, JavaMissing, SparkFailed, StorageReadOnly
+from bsfg.spark.cluster import is_local, sealing, secret_in_use, sparks_own
 from bsfg.spark.daemon import NO_PANDAS
+from bsfg.spark.pack import PACKED_PYTHON
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -168,7 +170,7 @@ def launcher_home(java: Java, environment: Environment | None = None) -> Path:
     """Give a folder to be used as JAVA_HOME: it holds the launcher, in the user's cache or a temporary folder."""
     environment = os.environ if environment is None else environment
     text = launcher(java)
-    home = in_cache(environment, "java", text, partial(_install, text))
+    home = in_cache(environment, "java", text, partial(_install, text, "bin/java"))
     if home is None:
         raise JavaMissing("the launcher of Java can be written neither to the user's cache nor to a temporary folder")
     return home
@@ -198,13 +200,13 @@ def in_cache(environment: Environment, kind: str, content: str, make: Callable[[
     return None
 
 
-def _install(text: str, home: Path) -> None:
-    """Put the launcher into place."""
-    target = home / "bin" / "java"
+def _install(text: str, name: str, home: Path) -> None:
+    """Put a script into place."""
+    target = home / name
     if target.is_file() and target.read_text() == text and os.access(target, os.X_OK):
         return
-    target.parent.mkdir(mode=0o700, exist_ok=True)
-    made = target.with_name(f".java.{os.getpid()}")
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    made = target.with_name(f".{target.name}.{os.getpid()}")
     made.write_text(text)
     made.chmod(0o700)
     made.replace(target)
@@ -335,24 +337,48 @@ def session(
     """Give a Spark session that can read and write ``format("bsfg")``, starting Spark if it does not run yet.
 
     ``conf`` overrides every default. Java is found or brought along, so nothing needs to be installed. With a local
-    master Spark listens on loopback only, and its Python workers run in this environment. A Spark that runs already
-    keeps its settings but for those of ``conf``, and hides what is secret. ``compiling`` are Java's options for
-    its compilers.
+    master Spark listens on loopback only, and its Python workers run in this environment; with any other one its calls
+    are encrypted, or `ClusterInClear` is raised (`bsfg.spark.cluster`). A Spark that runs already keeps its settings
+    but for those of ``conf``, and hides what is secret. ``compiling`` are Java's options for its compilers.
     """
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     builder, runs = SparkSession.builder, SparkContext._active_spark_context is not None
-    for name, value in (conf or {} if runs else settings(master, conf)).items():
+    for name, value in (sparks_own(conf or {}) if runs else settings(master, conf)).items():
         builder = builder.config(name, value)
     if runs:
         return _hiding(builder.getOrCreate())
     prepare_environment(master, conf)
     builder = builder.appName(app).master(with_attempts(master))
-    with java_in_use() as java, home_in_use() if is_local(master) else nullcontext() as home:
+    home_here = home_in_use() if is_local(master) else nullcontext()
+    with java_in_use() as java, home_here as home, secret_in_use(master, conf or {}), packed_in_use(master, conf or {}):
         if JAVA_OPTIONS not in (conf or {}):
             builder = builder.config(JAVA_OPTIONS, _java_options(java, home, compiling))
         return builder.getOrCreate()
+
+
+@contextmanager
+def packed_in_use(master: str, conf: Mapping[str, str]) -> Iterator[None]:
+    """Have Java start where the interpreter of an archive has a name, too, if that is what tasks run on.
+
+    Spark plans Python sources on the driver with the interpreter that tasks have elsewhere; here that means this one.
+    """
+    if conf.get("spark.pyspark.python") != PACKED_PYTHON:
+        yield
+        return
+    if is_local(master):
+        raise InvalidArgument("a pack is for a cluster", hint="Give --master, or leave out --pack.")
+    text = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@"\n'
+    folder = in_cache(os.environ, "packed", text, partial(_install, text, PACKED_PYTHON))
+    if folder is None:
+        raise StorageReadOnly("a script can be written neither to the user's cache nor to a temporary folder")
+    gateways: Any = import_module("pyspark.java_gateway")
+    before, gateways.Popen = gateways.Popen, partial(gateways.Popen, cwd=folder)
+    try:
+        yield
+    finally:
+        gateways.Popen = before
 
 
 def _java_options(java: Java, home: Path | None, compiling: str) -> str:
@@ -530,7 +556,8 @@ def has_ended(spark: SparkSession, within_seconds: float = 0.0) -> bool:
 
 def settings(master: str = LOCAL_MASTER, conf: Mapping[str, str] | None = None) -> dict[str, str]:
     """Give the settings of a session: the defaults, overridden by ``conf``."""
-    return {**DEFAULTS, **(LOCAL_DEFAULTS if is_local(master) else {}), **(conf or {})}
+    sealed, local = sealing(master, conf or {}), LOCAL_DEFAULTS if is_local(master) else {}
+    return {**DEFAULTS, **local, **sealed, **sparks_own(conf or {})}
 
 
 def prepare_environment(master: str = LOCAL_MASTER, conf: Mapping[str, str] | None = None) -> None:
@@ -544,11 +571,6 @@ def prepare_environment(master: str = LOCAL_MASTER, conf: Mapping[str, str] | No
     if is_local(master):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-
-
-def is_local(master: str) -> bool:
-    """Tell whether a master means this process alone."""
-    return master == "local" or master.startswith("local[")
 
 
 def with_attempts(master: str) -> str:

@@ -502,6 +502,125 @@ class GetEvidenceResponse(_message.Message):
     restores: _containers.RepeatedCompositeFieldContainer[RestoreEvidence]
     def __init__(self, log_id: _Optional[str] = ..., start: _Optional[int] = ..., end: _Optional[int] = ..., chain_head: _Optional[bytes] = ..., gaps: _Optional[_Iterable[_Union[GapRecord, _Mapping]]] = ..., kept: _Optional[_Iterable[_Union[KeptRange, _Mapping]]] = ..., cursors: _Optional[_Iterable[_Union[CursorEvidence, _Mapping]]] = ..., heads: _Optional[_Iterable[_Union[HeadEvidence, _Mapping]]] = ..., gap_sets: _Optional[_Iterable[_Union[GapSet, _Mapping]]] = ..., restores: _Optional[_Iterable[_Union[RestoreEvidence, _Mapping]]] = ...) -> None: ...
 
+class SumFactsRequest(_message.Message):
+    __slots__ = ("stream", "buffer", "first", "end", "secret", "range_facts", "bodies", "origin_zone", "origin_first", "origin_end", "shared", "relayed", "carry_only", "receiver_zone", "filter")
+    STREAM_FIELD_NUMBER: _ClassVar[int]
+    BUFFER_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    RANGE_FACTS_FIELD_NUMBER: _ClassVar[int]
+    BODIES_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_ZONE_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIRST_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_END_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FIELD_NUMBER: _ClassVar[int]
+    RELAYED_FIELD_NUMBER: _ClassVar[int]
+    CARRY_ONLY_FIELD_NUMBER: _ClassVar[int]
+    RECEIVER_ZONE_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    stream: str
+    buffer: Buffer
+    first: int
+    end: int
+    secret: bytes
+    range_facts: int
+    bodies: bool
+    origin_zone: str
+    origin_first: int
+    origin_end: int
+    shared: bool
+    relayed: bool
+    carry_only: _containers.RepeatedScalarFieldContainer[str]
+    receiver_zone: str
+    filter: FactFilter
+    def __init__(self, stream: _Optional[str] = ..., buffer: _Optional[_Union[Buffer, str]] = ..., first: _Optional[int] = ..., end: _Optional[int] = ..., secret: _Optional[bytes] = ..., range_facts: _Optional[int] = ..., bodies: _Optional[bool] = ..., origin_zone: _Optional[str] = ..., origin_first: _Optional[int] = ..., origin_end: _Optional[int] = ..., shared: _Optional[bool] = ..., relayed: _Optional[bool] = ..., carry_only: _Optional[_Iterable[str]] = ..., receiver_zone: _Optional[str] = ..., filter: _Optional[_Union[FactFilter, _Mapping]] = ...) -> None: ...
+
+class NamedEntry(_message.Message):
+    __slots__ = ("place", "offset", "from_zone", "message_id")
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    FROM_ZONE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    place: int
+    offset: int
+    from_zone: str
+    message_id: str
+    def __init__(self, place: _Optional[int] = ..., offset: _Optional[int] = ..., from_zone: _Optional[str] = ..., message_id: _Optional[str] = ...) -> None: ...
+
+class EntryDescent(_message.Message):
+    __slots__ = ("entry", "behind")
+    ENTRY_FIELD_NUMBER: _ClassVar[int]
+    BEHIND_FIELD_NUMBER: _ClassVar[int]
+    entry: NamedEntry
+    behind: NamedEntry
+    def __init__(self, entry: _Optional[_Union[NamedEntry, _Mapping]] = ..., behind: _Optional[_Union[NamedEntry, _Mapping]] = ...) -> None: ...
+
+class EntryPath(_message.Message):
+    __slots__ = ("origin_zone", "from_zone")
+    ORIGIN_ZONE_FIELD_NUMBER: _ClassVar[int]
+    FROM_ZONE_FIELD_NUMBER: _ClassVar[int]
+    origin_zone: str
+    from_zone: str
+    def __init__(self, origin_zone: _Optional[str] = ..., from_zone: _Optional[str] = ...) -> None: ...
+
+class SumFactsResponse(_message.Message):
+    __slots__ = ("log_id", "log_end", "end", "facts", "size_bytes", "numbers", "counts", "first_sums", "second_sums", "first_places", "last_places", "left_out", "gap_sets", "altered", "altered_count", "descents", "descents_count", "lowest", "highest", "first_entry", "last_entry", "paths", "keys")
+    class LeftOutEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    LOG_ID_FIELD_NUMBER: _ClassVar[int]
+    LOG_END_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
+    FACTS_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_SUMS_FIELD_NUMBER: _ClassVar[int]
+    SECOND_SUMS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_PLACES_FIELD_NUMBER: _ClassVar[int]
+    LAST_PLACES_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    GAP_SETS_FIELD_NUMBER: _ClassVar[int]
+    ALTERED_FIELD_NUMBER: _ClassVar[int]
+    ALTERED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    DESCENTS_FIELD_NUMBER: _ClassVar[int]
+    DESCENTS_COUNT_FIELD_NUMBER: _ClassVar[int]
+    LOWEST_FIELD_NUMBER: _ClassVar[int]
+    HIGHEST_FIELD_NUMBER: _ClassVar[int]
+    FIRST_ENTRY_FIELD_NUMBER: _ClassVar[int]
+    LAST_ENTRY_FIELD_NUMBER: _ClassVar[int]
+    PATHS_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    log_id: str
+    log_end: int
+    end: int
+    facts: int
+    size_bytes: int
+    numbers: _containers.RepeatedScalarFieldContainer[int]
+    counts: _containers.RepeatedScalarFieldContainer[int]
+    first_sums: _containers.RepeatedScalarFieldContainer[int]
+    second_sums: _containers.RepeatedScalarFieldContainer[int]
+    first_places: _containers.RepeatedScalarFieldContainer[int]
+    last_places: _containers.RepeatedScalarFieldContainer[int]
+    left_out: _containers.ScalarMap[str, int]
+    gap_sets: _containers.RepeatedCompositeFieldContainer[GapSet]
+    altered: _containers.RepeatedCompositeFieldContainer[NamedEntry]
+    altered_count: int
+    descents: _containers.RepeatedCompositeFieldContainer[EntryDescent]
+    descents_count: int
+    lowest: int
+    highest: int
+    first_entry: NamedEntry
+    last_entry: NamedEntry
+    paths: _containers.RepeatedCompositeFieldContainer[EntryPath]
+    keys: bytes
+    def __init__(self, log_id: _Optional[str] = ..., log_end: _Optional[int] = ..., end: _Optional[int] = ..., facts: _Optional[int] = ..., size_bytes: _Optional[int] = ..., numbers: _Optional[_Iterable[int]] = ..., counts: _Optional[_Iterable[int]] = ..., first_sums: _Optional[_Iterable[int]] = ..., second_sums: _Optional[_Iterable[int]] = ..., first_places: _Optional[_Iterable[int]] = ..., last_places: _Optional[_Iterable[int]] = ..., left_out: _Optional[_Mapping[str, int]] = ..., gap_sets: _Optional[_Iterable[_Union[GapSet, _Mapping]]] = ..., altered: _Optional[_Iterable[_Union[NamedEntry, _Mapping]]] = ..., altered_count: _Optional[int] = ..., descents: _Optional[_Iterable[_Union[EntryDescent, _Mapping]]] = ..., descents_count: _Optional[int] = ..., lowest: _Optional[int] = ..., highest: _Optional[int] = ..., first_entry: _Optional[_Union[NamedEntry, _Mapping]] = ..., last_entry: _Optional[_Union[NamedEntry, _Mapping]] = ..., paths: _Optional[_Iterable[_Union[EntryPath, _Mapping]]] = ..., keys: _Optional[bytes] = ...) -> None: ...
+
 class Range(_message.Message):
     __slots__ = ("first", "last")
     FIRST_FIELD_NUMBER: _ClassVar[int]

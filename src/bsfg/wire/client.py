@@ -24,6 +24,8 @@ from bsfg.wire import boundary_pb2 as pb
 from bsfg.wire.connection import MESSAGE_BYTES, Connection, unreadable
 from bsfg.wire.convert import (
     LogEvidence,
+    SumCall,
+    SumOutcome,
     buffer_number,
     check_ranges,
     confirm_request,
@@ -34,6 +36,8 @@ from bsfg.wire.convert import (
     filter_message,
     ranges_in,
     refusal_message,
+    sum_request,
+    sums_of,
 )
 from bsfg.wire.frames import (
     CHUNK_BYTES,
@@ -55,6 +59,9 @@ REFUSALS_AT_ONCE = 5_000
 
 ANSWER_PARTS = 10_000
 """How many gap records an answer may hold beside what its facts need."""
+
+EVIDENCE_RANGES_MAX = 4_000_000
+"""How many ranges without entries a log may tell of: whoever looks at them lists them one by one."""
 
 RECEIVED = Limits(max_object_bytes=1 << 30)
 """What a node may send in one frame; the link's own rules judge it more strictly."""
@@ -122,8 +129,7 @@ class BoundaryClient:
             # A node that knows no answers as a whole gives them message by message.
             self._gives_whole_answers = False
             return await self._streamed_answer(consumer, request, carry_only, room)
-        for answer in answers:
-            room.take(answer)
+        room.take(*answers)
         return read_head(answers[0], [await _decoded(answer) for answer in answers[1:]])
 
     async def _whole_answer(
@@ -187,13 +193,13 @@ class BoundaryClient:
             raise FrameInvalid("an answer begins with its head")
         return read_head(head, frames)
 
-    async def end(self, stream: str, buffer: Buffer) -> int:
-        """Give the offset that the next entry of a buffer will have."""
+    async def head(self, stream: str, buffer: Buffer) -> Fetched:
+        """Ask which log a buffer is, and where it ends."""
         selection = pb.OffsetSelection(stream=stream, buffer=buffer_number(buffer), first=0, end=0)
         async for answer in self._answers(
             "FetchFrames", _frames_request(1, (), EVERY_FACT, offsets=selection), self._timeout(0)
         ):
-            return read_head(answer).end
+            return read_head(answer)
         raise FrameInvalid("an answer begins with its head")
 
     async def read_offsets(
@@ -257,7 +263,14 @@ class BoundaryClient:
     async def evidence(self, stream: str, buffer: Buffer, heads: Sequence[bytes] = ()) -> LogEvidence:
         """Ask what a log shows of itself: gaps, what it kept of removed ranges, and whether it had some chain heads."""
         request = pb.GetEvidenceRequest(stream=stream, buffer=buffer_number(buffer), heads=heads, sets=True)
-        return evidence_of(await self.connection.call("GetEvidence", request), stream, buffer)
+        answer = await self.connection.call("GetEvidence", request)
+        if (count := ranges_in(answer.gap_sets)) > EVIDENCE_RANGES_MAX:
+            raise FrameInvalid(f"{count} ranges are told at once, the limit is {EVIDENCE_RANGES_MAX}")
+        return evidence_of(answer, stream, buffer)
+
+    async def sum_facts(self, call: SumCall) -> SumOutcome:
+        """Have a range of a log summed up by its node, as much of it as the node does at once."""
+        return sums_of(await self.connection.call("SumFacts", sum_request(call)), call)
 
     async def confirm(
         self,
@@ -342,11 +355,11 @@ class BoundaryClient:
         request = pb.GetObjectRequest(bucket=bucket, key=key, digest=digest, offset=offset)
         answers = self._answers("GetObject", request, None)
         info, begins, pieces = await read_download(answers, self.connection.request_timeout_seconds)
+        if self._throttle is not None:
+            pieces = _throttled(pieces, self._throttle)
         if offset != begins:
             # A node of an earlier version always sends everything.
             pieces = skipped(pieces, offset)
-        if self._throttle is not None:
-            pieces = _throttled(pieces, self._throttle)
         expected = digest or info.digest
         if expected is None or info.digest not in (None, expected):
             raise DigestMismatch(f"the node describes content with the digest {info.digest}, not {digest}")
@@ -451,23 +464,26 @@ class _Room:
 
     async def unpacked(self, answer: pb.FetchResponse) -> Any:
         """Give the answer that came compressed, as one is read that a peer sent; raises `FrameInvalid` for others."""
+        self.taken_bytes += len(answer.packed)
         data = await by_size(max(len(answer.packed), answer.unpacked_bytes), unpacked, answer, self._bytes)
-        self.taken_bytes -= len(data) - len(answer.packed)
         found = await by_size(len(data), read_of_peer(pb.FetchResponse), data)
         if found is None or not found.frames:
             raise FrameInvalid("what came packed is no answer")
+        # They are counted once more when they are taken.
+        self.taken_bytes -= len(data)
         return found
 
-    def take(self, answer: pb.FetchFrame) -> None:
-        """Count a message, or raise `FrameInvalid` when it is one too many."""
-        size_bytes = answer.ByteSize()
-        self.taken_bytes += size_bytes
-        self._bytes -= size_bytes
-        self._parts -= 1 + len(answer.head.gaps)
-        if self._bytes < 0 or self._parts < 0:
-            raise FrameInvalid("the answer brings far more than was asked for")
-        self._ranges += ranges_in(answer.head.gap_sets) + ranges_in(answer.skips)
-        check_ranges(self._ranges)
+    def take(self, *answers: pb.FetchFrame) -> None:
+        """Count messages, which have come whether there is room for them or not; raises `FrameInvalid` if not."""
+        sizes = [answer.ByteSize() for answer in answers]
+        self.taken_bytes += sum(sizes)
+        for size_bytes, answer in zip(sizes, answers, strict=True):
+            self._bytes -= size_bytes
+            self._parts -= 1 + len(answer.head.gaps)
+            if self._bytes < 0 or self._parts < 0:
+                raise FrameInvalid("the answer brings far more than was asked for")
+            self._ranges += ranges_in(answer.head.gap_sets) + ranges_in(answer.skips)
+            check_ranges(self._ranges)
 
 
 def _frames_request(

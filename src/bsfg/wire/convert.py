@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
 import orjson
 
 from bsfg.batch import FactBatch
@@ -14,7 +15,8 @@ from bsfg.errors import FrameInvalid, InvalidArgument, InvalidFact
 from bsfg.fact import JSON_MEDIA_TYPE, SHA256_NAME, ArtifactRef, Entry, Envelope, Fact, Message, Origin
 from bsfg.filters import EVERY_FACT, FactFilter
 from bsfg.gaps import RANGES_TOLD_MAX, RangeSet, grouped, listed_in_steps
-from bsfg.journey.link import PeerPosition, Refusal, Release
+from bsfg.journey.link import Fetched, PeerPosition, Refusal, Release
+from bsfg.journey.sums import RECEIVER, SENDER, AuditScope, Descent, Named, RangeSum, RangeSums, Summation
 from bsfg.jsonform import artifact_to_dict
 from bsfg.ports import Buffer, Checkpoint, Confirmation, ConsumerSpec, ConsumerState, GapRecord, GapSet, StartAt
 from bsfg.retention import GapReason
@@ -41,7 +43,7 @@ def filter_message(wanted: FactFilter) -> pb.FactFilter | None:
     return pb.FactFilter(**asdict(wanted)) if wanted else None
 
 
-def filter_of(request: pb.FetchRequest | pb.FetchFramesRequest) -> FactFilter:
+def filter_of(request: pb.FetchRequest | pb.FetchFramesRequest | pb.SumFactsRequest) -> FactFilter:
     """Give which facts a request asks for; raises `InvalidArgument` for a filter that no node tries."""
     if not request.HasField("filter"):
         return EVERY_FACT
@@ -378,3 +380,211 @@ def _cursor_of(found: pb.CursorEvidence, stream: str, buffer: Buffer, log_id: st
         0,
         peer_head=found.peer_head if found.HasField("peer_head") else None,
     )
+
+
+SECRET_BYTES = 32
+RANGE_FACTS_MIN, RANGE_FACTS_MAX = 16, 1 << 20
+"""How large the ranges are that a node sums up: with smaller ones it could as well give the entries."""
+
+
+@dataclass(frozen=True, slots=True)
+class SumCall:
+    """A range of a log (``end`` exclusive) that its node is to sum up, as one side of a link."""
+
+    stream: str
+    buffer: Buffer
+    side: str
+    first: int
+    end: int
+    scope: AuditScope
+
+
+@dataclass(frozen=True, slots=True)
+class SumOutcome:
+    """What a node found in as much of a range as it did at once, the hashed keys beside, and which log that is."""
+
+    log_id: str
+    log_end: int
+    found: RangeSums
+    keys: np.ndarray
+
+
+def sum_request(call: SumCall) -> pb.SumFactsRequest:
+    """Write what is to be summed up."""
+    scope, received = call.scope, call.side == RECEIVER
+    return pb.SumFactsRequest(
+        stream=call.stream,
+        buffer=buffer_number(call.buffer),
+        first=call.first,
+        end=call.end,
+        secret=scope.secret,
+        range_facts=scope.range_facts,
+        bodies=scope.deep,
+        origin_zone=scope.zone if received else None,
+        origin_first=scope.first if received else 0,
+        origin_end=scope.end if received else 0,
+        shared=scope.shared and received,
+        relayed=scope.relayed and received,
+        carry_only=() if received else sorted(scope.carry_only),
+        receiver_zone=None if received else scope.receiver_zone,
+        filter=None if received else filter_message(scope.asked),
+    )
+
+
+def sum_call_of(request: pb.SumFactsRequest) -> SumCall:
+    """Read what is to be summed up; raises `InvalidArgument` for what no node does."""
+    if len(request.secret) != SECRET_BYTES:
+        raise InvalidArgument(f"the secret has {len(request.secret)} bytes, it needs {SECRET_BYTES}", field="secret")
+    if not RANGE_FACTS_MIN <= request.range_facts <= RANGE_FACTS_MAX:
+        bounds = f"{RANGE_FACTS_MIN} to {RANGE_FACTS_MAX}"
+        raise InvalidArgument(f"ranges have {bounds} offsets, not {request.range_facts}", field="range_facts")
+    side = RECEIVER if request.HasField("origin_zone") else SENDER
+    scope = AuditScope(
+        request.origin_zone,
+        request.secret,
+        request.origin_first,
+        request.origin_end,
+        request.receiver_zone if request.HasField("receiver_zone") else None,
+        frozenset(request.carry_only),
+        request.relayed,
+        request.shared,
+        request.range_facts,
+        request.bodies,
+        filter_of(request),
+    )
+    buffer = buffer_of(request.buffer, Buffer.FORWARD if side == RECEIVER else Buffer.STORE)
+    return SumCall(request.stream, buffer, side, request.first, request.end, scope)
+
+
+def sums_response(head: Fetched, summation: Summation) -> bytes:
+    """Write what was found."""
+    found = summation.found
+    sums = list(found.ranges.values())
+    response: bytes = pb.SumFactsResponse(
+        log_id=head.log_id,
+        log_end=head.end,
+        end=summation.next_offset,
+        facts=found.read,
+        size_bytes=found.size_bytes,
+        numbers=list(found.ranges),
+        counts=[each.count for each in sums],
+        first_sums=[each.first_lane for each in sums],
+        second_sums=[each.second_lane for each in sums],
+        first_places=[each.first_place for each in sums],
+        last_places=[each.last_place for each in sums],
+        left_out=found.left_out,
+        gap_sets=[gap_set_message(each) for each in grouped([*found.gaps, *found.gap_sets])],
+        altered=map(_named_message, found.altered),
+        altered_count=found.altered_count,
+        descents=[
+            pb.EntryDescent(entry=_named_message(each.entry), behind=_named_message(each.behind))
+            for each in found.descents
+        ],
+        descents_count=found.descents_count,
+        lowest=found.lowest,
+        highest=found.highest,
+        first_entry=_named_message(found.first_entry) if found.first_entry is not None else None,
+        last_entry=_named_message(found.last_entry) if found.last_entry is not None else None,
+        paths=[pb.EntryPath(origin_zone=origin, from_zone=source) for origin, source in found.paths],
+        keys=summation.keys.astype("<u8").tobytes(),
+    ).SerializeToString()
+    return response
+
+
+def sums_of(answer: pb.SumFactsResponse, call: SumCall) -> SumOutcome:
+    """Read what a node found; raises `FrameInvalid` for what no log can hold there."""
+    gaps = gap_sets_of(answer.gap_sets)
+    if not (
+        call.first < answer.end <= call.end
+        and _covers(answer, call, gaps)
+        and _is_even(answer, call)
+        and _is_told_of(answer, call)
+    ):
+        raise FrameInvalid(f"a node summed up {call.first} to {call.end} and told what cannot be")
+    columns = (answer.counts, answer.first_sums, answer.second_sums, answer.first_places, answer.last_places)
+    found = RangeSums(
+        call.side,
+        call.first,
+        answer.end,
+        dict(zip(answer.numbers, map(RangeSum, *columns), strict=True)),
+        answer.facts,
+        answer.size_bytes,
+        dict(answer.left_out),
+        gap_sets=gaps,
+        altered=list(map(_named_of, answer.altered)),
+        altered_count=answer.altered_count,
+        descents=[Descent(_named_of(each.entry), _named_of(each.behind)) for each in answer.descents],
+        descents_count=answer.descents_count,
+        lowest=answer.lowest if answer.HasField("lowest") else None,
+        highest=answer.highest if answer.HasField("highest") else None,
+        first_entry=_named_of(answer.first_entry) if answer.HasField("first_entry") else None,
+        last_entry=_named_of(answer.last_entry) if answer.HasField("last_entry") else None,
+        paths={
+            (
+                each.origin_zone if each.HasField("origin_zone") else None,
+                each.from_zone if each.HasField("from_zone") else None,
+            )
+            for each in answer.paths
+        },
+        wire_bytes=answer.ByteSize(),
+    )
+    keys = np.frombuffer(answer.keys, dtype="<u8").astype(np.uint64)
+    return SumOutcome(answer.log_id, answer.log_end, found, keys)
+
+
+def _covers(answer: pb.SumFactsResponse, call: SumCall, gaps: Sequence[GapSet]) -> bool:
+    """Tell whether every offset up to the answer's end is an entry that was looked at, or in one of its gaps."""
+    ranges = [each.ranges for each in gaps if len(each.ranges)]
+    inside = all(call.first <= int(each.firsts[0]) and int(each.lasts[-1]) < answer.end for each in ranges)
+    absent = sum(int((each.lasts - each.firsts + 1).sum()) for each in ranges)
+    summed, left_out = sum(answer.counts), sum(answer.left_out.values())
+    told = summed + left_out == answer.facts if call.side == SENDER else summed <= answer.facts and not left_out
+    counts = (*answer.counts, *(count + 1 for count in answer.left_out.values()), answer.size_bytes + 1)
+    return inside and told and min(counts) > 0 and answer.facts + absent == answer.end - call.first
+
+
+def _is_even(answer: pb.SumFactsResponse, call: SumCall) -> bool:
+    """Tell whether there is one of everything for each range, in its places, and one key for each entry."""
+    columns = (answer.counts, answer.first_sums, answer.second_sums, answer.first_places, answer.last_places)
+    keyed = answer.facts if call.side == RECEIVER else 0
+    places = zip(answer.first_places, answer.last_places, strict=False)
+    return (
+        all(len(column) == len(answer.numbers) for column in columns)
+        and len(set(answer.numbers)) == len(answer.numbers)
+        and len(answer.keys) == 8 * keyed
+        and all(call.first <= first <= last < answer.end for first, last in places)
+    )
+
+
+def _is_told_of(answer: pb.SumFactsResponse, call: SumCall) -> bool:
+    """Tell whether everything that is named is of what was asked for, and no less is counted than named."""
+    scope, received = call.scope, call.side == RECEIVER
+    first, end = (scope.first, scope.end) if received else (call.first, answer.end)
+    outer = ("lowest", "highest", "first_entry", "last_entry")
+    numbers = answer.numbers or [first // scope.range_facts]
+    if received and answer.numbers:
+        lowest, highest = answer.lowest, answer.highest
+        exact = (lowest // scope.range_facts, highest // scope.range_facts) == (min(numbers), max(numbers))
+        if not exact or not first <= lowest <= highest < end:
+            return False
+        first, end = lowest, highest + 1
+    named = [*answer.altered, *(each for pair in answer.descents for each in (pair.entry, pair.behind))]
+    named += [each for each in (answer.first_entry, answer.last_entry) if received and answer.numbers]
+    return (
+        all(answer.HasField(name) == (received and bool(answer.numbers)) for name in outer)
+        and all(call.first <= each.place < answer.end and first <= each.offset < end for each in named)
+        and len(answer.altered) <= answer.altered_count <= answer.facts
+        and len(answer.descents) <= answer.descents_count <= (answer.facts if received else 0)
+        and (received or not answer.paths)
+        and first // scope.range_facts <= min(numbers)
+        and max(numbers) <= (end - 1) // scope.range_facts
+    )
+
+
+def _named_message(entry: Named) -> pb.NamedEntry:
+    return pb.NamedEntry(**asdict(entry))
+
+
+def _named_of(found: pb.NamedEntry) -> Named:
+    from_zone = found.from_zone if found.HasField("from_zone") else None
+    return Named(found.place, found.offset, from_zone, found.message_id if found.HasField("message_id") else None)

@@ -339,6 +339,7 @@ class IncomingRequests:
 
 log = structlog.get_logger("bsfg.wire")
 
+_READING = frozenset({"fetch", "read"})
 JUDGED_SECONDS = 5.0
 """How long an answer in many pieces goes on before its caller is judged again."""
 
@@ -439,7 +440,7 @@ class GrpcHandlers:
         owner, place = self._place(terms, caller)
         answered = self._written if method.response_streams else self._returned
         with place, self._timer(method) as idle, ExitStack() as held:
-            if "fetch" in terms.actions:
+            if not _READING.isdisjoint(terms.actions):
                 room = self.admission.room(owner)
                 held.callback(room.close)
                 caller = replace(caller, room=room)

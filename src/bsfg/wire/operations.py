@@ -114,6 +114,7 @@ _TABLE = (
     _boundary("FetchFrames", "fetch", "read", cost=Cost.STREAM, most=_FRAMES),
     _boundary("GetFact", "read"),
     _boundary("GetEvidence", "read", cost=Cost.BYTES, most={"heads": 16}),
+    _boundary("SumFacts", "read", cost=Cost.BYTES, most={"carry_only": 1_000, "secret": 32}),
     _boundary("ConfirmReceipt", "confirm", message_bytes=CONFIRMATION_BYTES, most=_CONFIRMATION, fields=150_000),
     _boundary(
         "ConfirmReceipts",

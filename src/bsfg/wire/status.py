@@ -125,6 +125,7 @@ STATUSES: dict[str, tuple[grpc.StatusCode, int]] = {
     "sink_refused": (Status.FAILED_PRECONDITION, 409),
     "spark_failed": (Status.UNAVAILABLE, 503),
     "workers_unfit": (Status.FAILED_PRECONDITION, 500),
+    "cluster_in_clear": (Status.FAILED_PRECONDITION, 500),
     # The node and the way to it.
     "overloaded": (Status.RESOURCE_EXHAUSTED, 429),
     "timed_out": (Status.DEADLINE_EXCEEDED, 504),

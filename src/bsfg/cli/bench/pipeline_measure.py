@@ -70,6 +70,7 @@ class PipelineSamples(BenchSamples):
 
     rss_mb: dict[str, float] = field(default_factory=dict)
     replay_us_by_part: list[float] = field(default_factory=list)
+    audit_bytes: int = 0
 
 
 def run(site: BenchSite, spark: SparkSession, plan: BenchPlan, step: Step) -> PipelineSamples:
@@ -173,6 +174,8 @@ def _audit(lake: BenchZone, spark: SparkSession, samples: PipelineSamples) -> No
     if not verdict.clean:
         raise FactsMissing(f"the audit found {len(verdict.findings)} differences after a benchmark without faults")
     samples.rates["audit"] = Rate(verdict.facts, verdict.seconds, {})
+    ends = [end for stream in verdict.streams for end in (stream.sender, stream.receiver)]
+    samples.audit_bytes = sum(end.bytes_received for end in ends)
 
 
 def _note_rss(samples: PipelineSamples, when: str) -> None:
@@ -196,7 +199,8 @@ def _rss_mb(word: bytes) -> float:
 def numbers_of(samples: PipelineSamples) -> dict[str, Any]:
     """Give the rates and sizes by their stable names."""
     rates = {f"{name}_per_second": rate.per_second for name, rate in samples.rates.items()}
-    return {**rates, **samples.rss_mb, "replay_us_per_fact_by_tenth": samples.replay_us_by_part}
+    parts = {"replay_us_per_fact_by_tenth": samples.replay_us_by_part}
+    return {**rates, **samples.rss_mb, "audit_bytes_received": samples.audit_bytes, **parts}
 
 
 # How long commands take of which Java's start is the most: from the start of the process to the first fact at the

@@ -17,6 +17,7 @@ JOBS: dict[str, str] = {
     "audit": "bsfg.cli.pipeline.audit",
     "sql": "bsfg.cli.pipeline.sinks:sql_app",
     "webhook": "bsfg.cli.pipeline.sinks:webhook_app",
+    "pack": "bsfg.cli.pipeline.pack",
 }
 """Every job and the module that has its ``app``, or what it calls that, in the order of `bsfg pipeline --help`."""
 
@@ -54,5 +55,6 @@ def pipeline() -> None:
     """Run a job on Spark: replicate links, land facts as tables, ingest files, audit a link; or all that a zone has.
 
     Java comes with the package. Spark runs inside the command unless --master names a cluster. The sinks, sql and
-    webhook, are plain consumers and need neither.
+    webhook, are plain consumers and need neither. With what pack makes, nothing need be installed on a cluster's
+    machines.
     """

@@ -12,7 +12,16 @@ from rich.text import Text
 from bsfg.cli.common import checked_folder, flag, option, streams
 from bsfg.cli.connection import DEFAULT_CONFIG, NodeChoice, resolve
 from bsfg.cli.output import console, count_text, examples, print_json, range_text, stages, table
-from bsfg.cli.pipeline.running import Conf, Master, ends_on_signals, settings_of, spark_session
+from bsfg.cli.pipeline.running import (
+    AllowClearRpc,
+    Conf,
+    Master,
+    Pack,
+    SecretFile,
+    ends_on_signals,
+    settings_of,
+    spark_session,
+)
 from bsfg.errors import InvalidArgument, StorageReadOnly
 from bsfg.ports import Buffer
 from bsfg.wording import counted, one_line
@@ -123,7 +132,10 @@ First = Annotated[int, option("OFFSET", "The sender's first offset.", "--from", 
 Last = Annotated[
     int | None, option("OFFSET", "The sender's last offset, inclusive.", "--to", min=0, show_default=False)
 ]
-Deep = Annotated[bool, flag("--deep/--shallow", "Hash every body again, or believe the stored digests.")]
+Deep = Annotated[
+    bool | None,
+    flag("--deep/--shallow", "Read all and hash every body here, or believe the stored digests. Left out: nodes hash."),
+]
 Report = Annotated[Path | None, option("FILE", "Write a page of HTML with pictures.", show_default=False)]
 Json = Annotated[bool, flag("--json", "Print the verdict as JSON.")]
 Identity = Annotated[str | None, option("NAME", "Call the receiver's node as this identity.", envvar="BSFG_IDENTITY")]
@@ -143,7 +155,7 @@ def audit(
     stream: Streams = None,
     first: First = 0,
     last: Last = None,
-    deep: Deep = True,
+    deep: Deep = None,
     report: Report = None,
     json: Json = False,
     identity: Identity = None,
@@ -155,12 +167,18 @@ def audit(
     buffer: Pulled = Buffer.STORE,
     master: Master = "local[*]",
     conf: Conf = None,
+    pack: Pack = None,
+    secret_file: SecretFile = None,
+    allow_clear_rpc: AllowClearRpc = False,
 ) -> None:
     """Compare both ends of a link, fact by fact, and name what is missing, doubled, altered or out of order.
 
     Run it in the receiving zone: the sender is asked with the certificate of the zone's node, as the link does it.
     Every fact that both ends retain is compared, envelope and body; what one has let go is held against the digest it
     kept. What is rightly not there (in flight, refused, left out, dropped with a record) is listed with its reason.
+
+    Nodes hash their bodies again and send sums; only ranges whose sums differ are read. --deep reads everything, and
+    takes no node's word for it.
 
     Nothing is written at either end, and both may go on working. The exit code is 0 when the ends agree and 1 when they
     do not. With data folders in place of nodes the hash chains of the logs are verified, too.
@@ -169,7 +187,7 @@ def audit(
     from bsfg.spark.audit import audit as run
 
     plan = audited_link(**given)
-    session = spark_session("bsfg-audit", master, settings_of(conf), brief=True)
+    session = spark_session("bsfg-audit", master, settings_of(conf, pack, secret_file, allow_clear_rpc), brief=True)
     with ends_on_signals(), session as spark, stages() as progress:
         verdict = run(spark, plan, progress=progress)
     if report is not None:
@@ -186,7 +204,7 @@ def audited_link(
     stream: list[str] | None,
     first: int,
     last: int | None,
-    deep: bool,
+    deep: bool | None,
     report: Path | None,
     identity: str | None,
     address: str | None,
@@ -200,7 +218,7 @@ def audited_link(
 ) -> AuditedLink:
     """Give what the options of this command mean, on its line or in a table of the zone's file."""
     from bsfg.spark.audit.case import Folders, Wish, plan_folders
-    from bsfg.spark.session import is_local
+    from bsfg.spark.cluster import is_local
 
     for folder in (sender, receiver):
         if folder is not None:

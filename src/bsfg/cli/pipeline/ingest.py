@@ -19,7 +19,17 @@ from bsfg.cli.common import Json, argument, flag, option
 from bsfg.cli.common import streams as known_streams
 from bsfg.cli.connection import Target, connects, told_once
 from bsfg.cli.output import console, count_text, examples, print_json, progress_bar
-from bsfg.cli.pipeline.running import Conf, Master, ends_on_signals, settings_of, size_of, spark_session
+from bsfg.cli.pipeline.running import (
+    AllowClearRpc,
+    Conf,
+    Master,
+    Pack,
+    SecretFile,
+    ends_on_signals,
+    settings_of,
+    size_of,
+    spark_session,
+)
 from bsfg.errors import BsfgError, InvalidArgument
 from bsfg.wording import counted
 
@@ -311,6 +321,9 @@ def ingest(
     json: Json = False,
     master: Master = "local[*]",
     conf: Conf = None,
+    pack: Pack = None,
+    secret_file: SecretFile = None,
+    allow_clear_rpc: AllowClearRpc = False,
 ) -> None:
     """Make facts of the rows of Parquet, JSON Lines and CSV files, in the order of files and rows.
 
@@ -330,7 +343,8 @@ def ingest(
         raise typer.Exit(EXIT_REJECTED if _look(sources, wish.plan, limit or None, json) else 0)
     assert node is not None
     with ends_on_signals(), wish.opened() as job:
-        fresh, session = job.new_sources(sources.files, changed), (master, settings_of(conf))
+        session = (master, settings_of(conf, pack, secret_file, allow_clear_rpc))
+        fresh = job.new_sources(sources.files, changed)
         seconds = _run(node, job, wish.plan, wish.settings, fresh, session)
         counts = report(job, sources, wish.plan.stream, seconds, json)
     if rejects is not None and job.rejects.exists():
@@ -446,10 +460,10 @@ def _look(sources: Sources, plan: IngestPlan, rows_max: int | None, json: bool) 
 
 
 def _settings(node: Target, master: str) -> IngestSettings:
+    from bsfg.spark.cluster import is_local
     from bsfg.spark.ingest.run import IngestSettings
-    from bsfg.spark.session import is_local
 
-    return IngestSettings(node.access() if is_local(master) else node.access().with_contents())
+    return IngestSettings(node.access(), ships=not is_local(master))
 
 
 def _run(

@@ -42,7 +42,10 @@ if TYPE_CHECKING:
     from bsfg.spark.replicate.driver import Layout, Replication
     from bsfg.spark.supervise import Diary, KeptPipeline
 
-OF_THE_RUN = ("config", "identity", "address", "ca", "cert", "key", "server_name", "master", "conf", "json")
+OF_THE_RUN = (
+    *("config", "identity", "address", "ca", "cert", "key", "server_name", "json"),
+    *("master", "conf", "pack", "secret_file", "allow_clear_rpc"),
+)
 """Options that are the same for all pipelines of a run: `bsfg pipeline run` has them, or the table itself."""
 
 OF_ONE_RUN: Mapping[PipelineKind, tuple[str, ...]] = {

@@ -15,8 +15,11 @@ from bsfg.cli.common import flag, option, streams
 from bsfg.cli.connection import Target, connects
 from bsfg.cli.output import console, count_text, examples, print_json, say, size_text
 from bsfg.cli.pipeline.running import (
+    AllowClearRpc,
     Conf,
     Master,
+    Pack,
+    SecretFile,
     WorkProgress,
     ends_on_signals,
     passing_log,
@@ -206,6 +209,9 @@ def land(
     json: Json = False,
     master: Master = "local[*]",
     conf: Conf = None,
+    pack: Pack = None,
+    secret_file: SecretFile = None,
+    allow_clear_rpc: AllowClearRpc = False,
 ) -> None:
     """Land a node's buffer as a table: Parquet files partitioned by date and predicate, plain or of Delta Lake.
 
@@ -227,7 +233,7 @@ def land(
     with (
         ends_on_signals(),
         passing_log("bsfg-land") as log,
-        SparkWhenNeeded("bsfg-land", master, settings_of(conf), log) as spark,
+        SparkWhenNeeded("bsfg-land", master, settings_of(conf, pack, secret_file, allow_clear_rpc), log) as spark,
         landing(spark, settings, told) as lander,
     ):
         ended = _work(lander, spark, node, once, compact_only, shown=not json)

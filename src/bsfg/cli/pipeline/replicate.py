@@ -24,8 +24,11 @@ from bsfg.cli.connection import DEFAULT_CONFIG, NodeChoice, resolve
 from bsfg.cli.output import console, count_text, examples, json_line, say, table
 from bsfg.cli.pipeline.running import (
     PANEL,
+    AllowClearRpc,
     Conf,
     FollowedFiles,
+    Pack,
+    SecretFile,
     Stopped,
     ends_on_signals,
     run_folder,
@@ -212,6 +215,9 @@ def replicate(
         ),
     ] = None,
     conf: Conf = None,
+    pack: Pack = None,
+    secret_file: SecretFile = None,
+    allow_clear_rpc: AllowClearRpc = False,
 ) -> None:
     """Move the facts of a zone's inbound links: pull, put, confirm.
 
@@ -231,7 +237,7 @@ def replicate(
     with (
         ends_on_signals(),
         suppress(Stopped, KeyboardInterrupt),
-        spark_session("bsfg", chosen, settings_of(conf), folder / LOG) as spark,
+        spark_session("bsfg", chosen, settings_of(conf, pack, secret_file, allow_clear_rpc), folder / LOG) as spark,
         run_folder(folder) as run,
     ):
         slots = slots_of(spark, chosen, 3 if bundles is None else 2 * bundles + 1)
@@ -282,7 +288,7 @@ class ConfiguredLinks:
 
     def ship_to(self, master: str) -> None:
         """Have the certificates travel with the plans, unless the tasks run on this machine."""
-        from bsfg.spark.session import is_local
+        from bsfg.spark.cluster import is_local
 
         self._is_shipped = not is_local(master)
 

@@ -21,8 +21,11 @@ from bsfg.cli.connection import DEFAULT_CONFIG, NodeChoice, resolve
 from bsfg.cli.output import console, count_text, examples, json_line, print_json, say, table
 from bsfg.cli.pipeline.running import (
     PANEL,
+    AllowClearRpc,
     Conf,
     FollowedFiles,
+    Pack,
+    SecretFile,
     Stopped,
     ends_on_signals,
     run_folder,
@@ -147,6 +150,9 @@ def run(
         ),
     ] = None,
     conf: Conf = None,
+    pack: Pack = None,
+    secret_file: SecretFile = None,
+    allow_clear_rpc: AllowClearRpc = False,
 ) -> None:
     """Keep all pipelines of a zone alive in one Spark session: links, landings, ingests, audits and sinks.
 
@@ -173,10 +179,11 @@ def run(
         return
     own = resolve(NodeChoice(config=config, identity=identity, address=address), ("pipeline",)).access()
     folder = usable(work or work_folder(config.absolute().parent)).absolute()
+    settings = {**FAIR, **settings_of(conf, pack, secret_file, allow_clear_rpc)}
     with (
         ends_on_signals(),
         suppress(Stopped, KeyboardInterrupt),
-        spark_session("bsfg", slots.master, {**FAIR, **settings_of(conf)}, folder / LOG) as spark,
+        spark_session("bsfg", slots.master, settings, folder / LOG) as spark,
         run_folder(folder) as passing,
     ):
         layout = slots.fitting(spark)

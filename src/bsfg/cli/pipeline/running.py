@@ -48,11 +48,53 @@ Conf = Annotated[
         "NAME=VALUE", "A setting of Spark, which overrides ours. Repeatable.", "--conf", panel=PANEL, show_default=False
     ),
 ]
+SecretFile = Annotated[
+    Path | None,
+    option(
+        "FILE",
+        "The secret that the machines of a standalone cluster share; Spark's calls are authenticated and encrypted.",
+        "--secret-file",
+        envvar="BSFG_SPARK_SECRET_FILE",
+        panel=PANEL,
+        show_default=False,
+    ),
+]
+AllowClearRpc = Annotated[
+    bool,
+    flag(
+        "--allow-clear-rpc",
+        "Let a cluster's calls go unencrypted, with the keys of the certificates in them.",
+        panel=PANEL,
+    ),
+]
+Pack = Annotated[
+    Path | None,
+    option(
+        "FILE",
+        "Have a cluster run the tasks out of this archive, which `bsfg pipeline pack` makes.",
+        "--pack",
+        envvar="BSFG_SPARK_PACK",
+        panel=PANEL,
+        show_default=False,
+    ),
+]
 
 
-def settings_of(conf: Sequence[str] | None) -> dict[str, str]:
-    """Read the settings that were given as NAME=VALUE."""
-    result = {}
+def settings_of(
+    conf: Sequence[str] | None,
+    pack: Path | None = None,
+    secret_file: Path | None = None,
+    allow_clear_rpc: bool = False,
+) -> dict[str, str]:
+    """Read the settings that were given as NAME=VALUE, and add what other options say to them."""
+    from bsfg.spark.cluster import ALLOW_CLEAR, SECRET_FILE
+    from bsfg.spark.pack import packed_settings
+
+    result = {} if pack is None else packed_settings(pack)
+    if secret_file is not None:
+        result[SECRET_FILE] = str(secret_file)
+    if allow_clear_rpc:
+        result[ALLOW_CLEAR] = "true"
     for text in conf or ():
         name, equals, value = text.partition("=")
         if not equals or not name.startswith("spark."):

@@ -5,19 +5,20 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bsfg.errors import InvalidArgument
+from bsfg.errors import FrameInvalid, InvalidArgument
 from bsfg.filters import EVERY_FACT, FactFilter
+from bsfg.journey.sums import NO_END, RANGE_FACTS, RECEIVER, SENDER, AuditScope, received
 from bsfg.ports import Buffer
 from bsfg.spark.audit.ends import FolderEnd, NodeEnd
 from bsfg.spark.audit.judging import Excuses, Totals, for_absent, let_go_before, told_gaps, totals
 from bsfg.spark.audit.runner import Runner
-from bsfg.spark.audit.scope import NO_END, RANGE_FACTS, RECEIVER, SENDER, AuditScope, End, Evidence, received
-from bsfg.spark.audit.sums import Sibling, Summing
+from bsfg.spark.audit.scope import End, Evidence, Sibling, Summing
 from bsfg.spark.calls import NodeAccess
 from bsfg.stores.log.reader import LogFolder, open_folder
 
@@ -82,6 +83,9 @@ class _Looking:
 
 STRETCH_RANGES = 4
 """How many ranges one task reads."""
+
+RANGES_MAX = 1 << 22
+"""More ranges are not audited at once: each has its place in the verdict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,14 +173,18 @@ def open_case(plan: AuditedStream, runner: Runner) -> Case:
     sender, receiver = _look(plan)
     scope = plan.scope()
     end = max(plan.first, min(scope.end, sender.end))
+    _check_extent(plan.sender, sender, (scope.first, end), scope)
+    _check_extent(plan.receiver, receiver, (receiver.start, receiver.end), scope)
     window = window_of(plan.receiver, receiver, scope)
-    steps = [
-        *stretches(SENDER, plan.sender, sender, (scope.first, end), scope),
-        *stretches(RECEIVER, plan.receiver, receiver, (window.first, window.end), scope),
-    ]
+    # One of each end in turn: where nodes sum up, both have something to do.
+    pairs = zip_longest(
+        stretches(SENDER, plan.sender, sender, (scope.first, end), scope),
+        stretches(RECEIVER, plan.receiver, receiver, (window.first, window.end), scope),
+    )
+    steps = [step for pair in pairs for step in pair if step is not None]
     title = f"{plan.stream}: reading both ends"
     results, repeated = runner.each_with_keys(title, steps, window.end - window.first)
-    found = totals(results)
+    found = totals(part for parts in results for part in parts)
     receiver = replace(receiver, start=max(receiver.start, let_go_before(found.gaps(RECEIVER))))
     frontier = _must_have(sender, receiver, found, scope)
     lowest = min((each for each in (found.lowest, window.lowest) if each is not None), default=None)
@@ -193,6 +201,17 @@ def _look(plan: AuditedStream) -> tuple[Evidence, Evidence]:
     before = plan.sender.evidence()
     receiver = plan.receiver.evidence(before.told_by_receiver)
     return replace(plan.sender.evidence(receiver.told_by_sender), cursor=before.cursor), receiver
+
+
+def _check_extent(log: End, evidence: Evidence, bounds: tuple[int, int], scope: AuditScope) -> None:
+    """Raise unless a log begins and ends where one can, and what is to be audited of it is not endless."""
+    start, end = evidence.start, evidence.end
+    if not 0 <= start <= end < NO_END:
+        raise FrameInvalid(f"{log.name} says that its log goes from {start} to {end}")
+    if (bounds[1] - bounds[0]) // scope.range_facts > RANGES_MAX:
+        most = f"one audit takes {RANGES_MAX * scope.range_facts:,}"
+        hint = "Audit it part by part, with --from and --to."
+        raise InvalidArgument(f"{log.name} has {bounds[1] - bounds[0]:,} offsets, {most}", hint=hint)
 
 
 def stretches(side: str, log: End, evidence: Evidence, bounds: tuple[int, int], scope: AuditScope) -> Iterator[Summing]:
@@ -224,13 +243,15 @@ def _must_have(sender: Evidence, receiver: Evidence, found: Totals, scope: Audit
 class Wish:
     """What is to be audited of a link: some of its streams, some of its offsets (both ends inclusive), how deeply.
 
-    With folders, the ends are read from there instead of from the nodes.
+    With folders, the ends are read from there instead of from the nodes. ``deep`` says of bodies at nodes that they are
+    read and hashed here (True), hashed by the nodes themselves (None), or not hashed again (False). Those in folders
+    are hashed here unless it is False.
     """
 
     streams: Sequence[str] = ()
     first: int = 0
     last: int | None = None
-    deep: bool = True
+    deep: bool | None = None
     sender: Path | None = None
     receiver: Path | None = None
     shipped: bool = False
@@ -288,7 +309,7 @@ def _stream(config: ZoneConfig, link: Link, stream: str, own: NodeAccess | None,
         _sender(config, link, stream, other, wish) if shared else None,
         wish.first,
         wish.last,
-        wish.deep,
+        wish.deep is not False,
         asked=link.filter,
     )
 
@@ -300,15 +321,17 @@ def _sender(config: ZoneConfig, link: Link, stream: str, buffer: Buffer, wish: W
     consumer = consumer_name(config.zone.name, stream, buffer)
     if wish.sender is not None:
         return FolderEnd(str(wish.sender.absolute()), stream, buffer, consumer=consumer)
-    access = peer_access(config, link)
-    return NodeEnd(access.with_contents() if wish.shipped else access, stream, buffer, consumer=consumer)
+    access, deep = peer_access(config, link), wish.deep is True
+    shipped = access.with_contents() if wish.shipped else access
+    return NodeEnd(shipped, stream, buffer, consumer=consumer, reads_all=deep)
 
 
 def _receiver(link: Link, stream: str, own: NodeAccess | None, wish: Wish) -> End:
     if wish.receiver is not None:
         return FolderEnd(str(wish.receiver.absolute()), stream, Buffer.FORWARD, link=link.name)
     assert own is not None
-    return NodeEnd(own.with_contents() if wish.shipped else own, stream, Buffer.FORWARD, link=link.name)
+    shipped = own.with_contents() if wish.shipped else own
+    return NodeEnd(shipped, stream, Buffer.FORWARD, link=link.name, reads_all=wish.deep is True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,7 +367,7 @@ def plan_folders(folders: Folders, wish: Wish) -> AuditedLink:
             None,
             wish.first,
             wish.last,
-            wish.deep,
+            wish.deep is not False,
         )
         for stream in streams
     ]

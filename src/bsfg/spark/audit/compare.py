@@ -12,14 +12,12 @@ import numpy as np
 
 from bsfg.batch import FACT_SCHEMA
 from bsfg.digest import Restore
-from bsfg.ports import GapRecord
-from bsfg.sealing import digest_mismatches
-from bsfg.spark.audit.judging import GIVEN_BACK, NONE, RECEIVER_TRUNCATED, Excuses, let_go_before, of_gaps
-from bsfg.spark.audit.scope import (
+from bsfg.journey.sums import (
+    NAMED_MAX,
     RECEIVER,
     SENDER,
     AuditScope,
-    End,
+    EntryHash,
     LinkRows,
     Named,
     named,
@@ -27,7 +25,10 @@ from bsfg.spark.audit.scope import (
     sender_rows,
     sent,
 )
-from bsfg.spark.audit.sums import NAMED_MAX, EntryHash, Sibling, same_keys
+from bsfg.ports import GapRecord
+from bsfg.sealing import digest_mismatches
+from bsfg.spark.audit.judging import GIVEN_BACK, NONE, RECEIVER_TRUNCATED, Excuses, let_go_before, of_gaps
+from bsfg.spark.audit.scope import End, Sibling, same_keys
 from bsfg.spark.audit.verdict import Absence, AuditFinding, FindingKind
 
 BODY = ("subject", "predicate", "object", "artifact_digest")

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from bsfg.errors import ForeignLog, LogDamaged, UnknownStream
+from bsfg.errors import ForeignLog, FrameInvalid, HasherUnknown, LogDamaged, RemoteError, UnknownStream
 from bsfg.gaps import listed
 from bsfg.journey.link import PeerPosition
+from bsfg.journey.sums import AuditScope
 from bsfg.ports import Buffer, ConsumerState, Frame, Quarantined
-from bsfg.spark.audit.scope import End, Evidence, SetAside
-from bsfg.spark.calls import BufferSource, CallRetry, NodeAccess, calls
+from bsfg.spark.audit.scope import End, Evidence, SetAside, Span, Summed
+from bsfg.spark.calls import BufferSource, CallRetry, NodeAccess, calls, check_history
 from bsfg.stores.log import keysegments
 from bsfg.stores.log.journal import read_journal
 from bsfg.stores.log.reader import LogFolder, open_folder
@@ -23,6 +25,7 @@ from bsfg.stores.log.view import kept_ranges, restores_of
 
 if TYPE_CHECKING:
     from bsfg.stores.log.view import LogView
+    from bsfg.wire.convert import SumOutcome
 
 __all__ = ["End", "FolderEnd", "NodeEnd"]
 
@@ -82,6 +85,9 @@ class FolderEnd:
             raise ForeignLog(f"{self.path} holds another log than it did")
         return folder.frames(first, end, FRAME_FACTS)
 
+    def summed(self, side: str, bounds: Span, log_id: str, scope: AuditScope) -> None:
+        """Nothing: there is nobody who would do it."""
+
     def kept_keys(self, first: int, last: int) -> pa.RecordBatch | None:
         """Read a key segment."""
         folder = self.folder()
@@ -137,7 +143,7 @@ def _chain_head(view: LogView) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class NodeEnd:
-    """A log of a running node, read over the wire.
+    """A log of a running node, read over the wire, or summed up by the node itself unless ``reads_all``.
 
     With ``link`` it is the receiver's, whose administration the caller may see.
     """
@@ -148,6 +154,7 @@ class NodeEnd:
     retry_seconds: float = 60.0
     link: str | None = None
     consumer: str | None = None
+    reads_all: bool = False
 
     @property
     def name(self) -> str:
@@ -157,6 +164,35 @@ class NodeEnd:
     def frames(self, first: int, end: int, log_id: str) -> Iterator[Frame]:
         """Read a range, trying again for as long as the node cannot be reached."""
         return BufferSource(self.access, self.stream, str(self.buffer), self.retry_seconds).frames(first, end, log_id)
+
+    def summed(self, side: str, bounds: Span, log_id: str, scope: AuditScope) -> list[Summed] | None:
+        """Have the node do it, some at a time; None when it cannot, and then what is wrong shows when it is read."""
+        from bsfg.wire.streams import is_unimplemented
+
+        first, end = bounds
+        found, patience = list[Summed](), CallRetry(self.retry_seconds)
+        if self.reads_all:
+            return None
+        while first < end:
+            try:
+                outcome = patience.made(partial(self._sum, side, first, end, scope))
+            except (FrameInvalid, HasherUnknown):
+                return None
+            except RemoteError as error:
+                if not is_unimplemented(error):
+                    raise
+                return None
+            check_history(outcome.log_id, outcome.log_end, log_id, end)
+            found.append((outcome.found, outcome.keys))
+            first = outcome.found.end
+        return found
+
+    async def _sum(self, side: str, first: int, end: int, scope: AuditScope) -> SumOutcome:
+        from bsfg.wire.client import BoundaryClient
+        from bsfg.wire.convert import SumCall
+
+        client = BoundaryClient(calls().connection(self.access))
+        return await client.sum_facts(SumCall(self.stream, self.buffer, side, first, end, scope))
 
     def kept_keys(self, first: int, last: int) -> None:
         """Nothing: keys of entries that have left are not served."""

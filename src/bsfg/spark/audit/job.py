@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from bsfg.journey.sums import RECEIVER, SENDER
 from bsfg.retention import GapReason
 from bsfg.spark.audit import judging
 from bsfg.spark.audit.case import AuditedStream, Case, open_case, stretches
@@ -14,7 +15,7 @@ from bsfg.spark.audit.ends import FolderEnd
 from bsfg.spark.audit.judging import IN_FLIGHT
 from bsfg.spark.audit.removed_ranges import KeptDetail, check_let_go, let_go_by_receiver, let_go_by_sender
 from bsfg.spark.audit.runner import Runner
-from bsfg.spark.audit.scope import RECEIVER, SENDER, Evidence
+from bsfg.spark.audit.scope import Evidence
 from bsfg.spark.audit.settle import ReceiverPlace, Searching, compare_ranges, duplicates, open_keys, settle
 from bsfg.spark.audit.verdict import (
     QUARANTINE_MAX,
@@ -142,7 +143,11 @@ def _asked(name: str, kinds: tuple[FindingKind, ...], verdict: StreamVerdict, ca
     if count:
         return Check(name, CheckState.FAILED, f"{count:,} found")
     why = _not_asked(kinds, case)
-    return Check(name, CheckState.NOT_CHECKED, why) if why else Check(name, CheckState.PASSED)
+    if why:
+        return Check(name, CheckState.NOT_CHECKED, why)
+    believed = " and ".join(end for end in (SENDER, RECEIVER) if _end_state(case, end).summed_by_node)
+    by_node = f"as the node of the {believed} found itself" if believed and FindingKind.BODY_ALTERED in kinds else ""
+    return Check(name, CheckState.PASSED, by_node)
 
 
 def _not_asked(kinds: tuple[FindingKind, ...], case: Case) -> str:
@@ -205,17 +210,19 @@ def _may_be_gone(evidence: Evidence) -> bool:
 
 
 def range_states(case: Case, states: dict[int, str], findings: Sequence[AuditFinding]) -> list[RangeState]:
-    """Give every range of the window its colour: what the sums said, or that a finding lies in it."""
+    """Give every range of the window its colour: what the sums said, or that a finding lies in it.
+
+    Behind the sender's end those that the receiver has; what either end says of offsets may be far from any other.
+    """
     size = case.scope.range_facts
-    wrong = {
-        number
-        for finding in findings
-        if finding.offset is not None
-        for number in range(finding.offset // size, (finding.last or finding.offset) // size + 1)
-    }
+    begin, top = case.scope.first // size, (case.end - 1) // size
+    wrong = set[int]()
+    for finding in findings:
+        if finding.offset is not None:
+            number = finding.offset // size
+            wrong |= {number, *range(max(number, begin), min((finding.last or finding.offset) // size, top) + 1)}
     result = []
-    top = max([case.end - 1, *(number * size for number in case.totals.receiver)])
-    for number in range(case.scope.first // size, top // size + 1) if top >= case.scope.first else ():
+    for number in [*range(begin, top + 1), *sorted(number for number in case.totals.receiver if number > top)]:
         first, end = case.scope.bounds(number)
         state = "finding" if number in wrong else _shown(states.get(number), end <= case.sender.start)
         counts = [side[number].count if number in side else 0 for side in (case.totals.sender, case.totals.receiver)]
@@ -270,6 +277,7 @@ def audit_stream(plan: AuditedStream, runner: Runner) -> StreamVerdict:
 def _end_state(case: Case, side: str) -> EndState:
     log, evidence = case.side(side)
     read = case.totals.side(side)
+    taken = [each.size_bytes if each.wire_bytes is None else each.wire_bytes for each in read]
     return EndState(
         log.name,
         evidence.log_id,
@@ -278,6 +286,8 @@ def _end_state(case: Case, side: str) -> EndState:
         evidence.chain_head.hex(),
         sum(each.read for each in read),
         sum(each.size_bytes for each in read),
+        0 if isinstance(log, FolderEnd) else sum(taken),
+        bool(read) and all(each.wire_bytes is not None for each in read),
         len(evidence.gaps),
         len(evidence.set_aside),
     )

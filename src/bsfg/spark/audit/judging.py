@@ -9,9 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from bsfg.journey import link
-from bsfg.ports import GapRecord, StartAt
-from bsfg.retention import GapReason
-from bsfg.spark.audit.scope import (
+from bsfg.journey.sums import (
     NO_END,
     NOT_ASKED_FOR,
     NOT_CARRIED,
@@ -20,10 +18,15 @@ from bsfg.spark.audit.scope import (
     RETURNING,
     SENDER,
     AuditScope,
-    Evidence,
+    Descent,
     Named,
+    RangeSum,
+    RangeSums,
+    merge_sum,
 )
-from bsfg.spark.audit.sums import Descent, RangeSum, RangeSums, Sibling, merge_sum
+from bsfg.ports import GapRecord, StartAt
+from bsfg.retention import GapReason
+from bsfg.spark.audit.scope import Evidence, Sibling
 from bsfg.spark.audit.verdict import Absence, AuditFinding, FindingKind, FoldedAbsence
 
 IN_FLIGHT = "in_flight"
@@ -197,7 +200,7 @@ class Totals:
 
     def gaps(self, side: str) -> list[GapRecord]:
         """Give the ranges of one log that hold no entries, as the log itself explained them."""
-        return [gap for stretch in self.side(side) for gap in stretch.gaps]
+        return [gap for stretch in self.side(side) for gap in stretch.all_gaps()]
 
     @property
     def lowest(self) -> int | None:

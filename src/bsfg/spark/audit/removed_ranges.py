@@ -10,16 +10,18 @@ import pyarrow as pa
 
 from bsfg.columns import is_in
 from bsfg.digest import KeptRange, RangeDigest
+from bsfg.journey.sums import NAMED_MAX, RECEIVER, SENDER, AuditScope, EntryHash, LinkRows, Named, named, received, sent
 from bsfg.retention import GapReason
 from bsfg.spark.audit.case import Case
 from bsfg.spark.audit.compare import Detail
 from bsfg.spark.audit.judging import NONE, Excuses, folded, of_gaps, returning
 from bsfg.spark.audit.runner import Runner
-from bsfg.spark.audit.scope import RECEIVER, SENDER, AuditScope, End, LinkRows, Named, named, received, sent
-from bsfg.spark.audit.sums import NAMED_MAX, EntryHash
+from bsfg.spark.audit.scope import End
 from bsfg.spark.audit.verdict import Absence, AuditFinding, FindingKind, FoldedAbsence
 
 _DIGEST_FACTS = 10_000
+KEPT_FACTS_MAX = 1 << 26
+"""No segment holds more; what is said to have been one with more is not compared."""
 
 
 @dataclass(slots=True)
@@ -217,7 +219,7 @@ def _sender_kept(case: Case) -> Iterator[SenderKept]:
     for kept in case.sender.kept:
         inside = case.scope.first <= kept.first <= kept.last < min(case.end, case.sender.start)
         reached = case.receiver.start == 0 or (lowest is not None and lowest <= kept.first)
-        if inside and reached:
+        if inside and reached and kept.last - kept.first < KEPT_FACTS_MAX:
             yield SenderKept(
                 kept,
                 case.plan.sender,

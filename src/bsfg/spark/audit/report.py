@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from bsfg.journey.sums import NOT_ASKED_FOR, NOT_CARRIED, NOT_SERVED, RETURNING
 from bsfg.spark.audit.judging import BEFORE_THE_LINK, GIVEN_BACK, IN_FLIGHT, OTHER_PATH, PUT_AGAIN, RECEIVER_TRUNCATED
-from bsfg.spark.audit.scope import NOT_ASKED_FOR, NOT_CARRIED, NOT_SERVED, RETURNING, SetAside
+from bsfg.spark.audit.scope import SetAside
 from bsfg.spark.audit.verdict import (
     MEANINGS,
     Absence,
@@ -360,6 +361,7 @@ def _end(end: EndState) -> list[tuple[str, str]]:
         ("log", _code(end.log_id)),
         ("offsets that it retains", f"{end.start:,} to {end.end - 1:,}" if end.end > end.start else "none"),
         ("facts and bytes read", f"{end.facts_read:,} · {end.bytes_read / 1e6:,.1f} MB"),
+        ("read and summed up by", "its node" if end.summed_by_node else "the audit"),
         ("gap records · in quarantine", f"{end.gap_records:,} · {end.quarantined:,}"),
         ("chain head", _code(end.chain_head)),
     ]

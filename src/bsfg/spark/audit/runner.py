@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pickle
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +26,18 @@ _COLUMNS = "bucket int, kind int, payload binary"
 _SCHEMA = pa.schema([("bucket", pa.int32()), ("kind", pa.int32()), ("payload", pa.binary())])
 _BUCKET_KEYS = 4_000_000
 _POLL_SECONDS = 0.2
+_ASKED_AT_ONCE = 4
+"""How many steps nodes are asked for at once: two for each end, so that none waits for a question."""
+
+
+class KeyedStep(Protocol):
+    """A step that gives hashed keys beside its result; it is picklable."""
+
+    def __call__(self) -> tuple[Any, np.ndarray]:
+        """Do it."""
+
+    def asked(self) -> tuple[Any, np.ndarray] | None:
+        """Have a node do it; None when it cannot."""
 
 
 class LocalRunner:
@@ -33,9 +47,7 @@ class LocalRunner:
         """Run all steps."""
         return [step() for step in steps]
 
-    def each_with_keys(
-        self, title: str, steps: Sequence[Callable[[], tuple[Any, np.ndarray]]], keys: int
-    ) -> tuple[list[Any], np.ndarray]:
+    def each_with_keys(self, title: str, steps: Sequence[KeyedStep], keys: int) -> tuple[list[Any], np.ndarray]:
         """Run all steps and look at their keys."""
         results = [step() for step in steps]
         found = [keys for _, keys in results]
@@ -55,18 +67,35 @@ class SparkRunner:
         rows = self._collect(title, self._tasks(_Task(tuple(steps))), len(steps))
         return _in_order(rows, len(steps))
 
-    def each_with_keys(
-        self, title: str, steps: Sequence[Callable[[], tuple[Any, np.ndarray]]], keys: int
-    ) -> tuple[list[Any], np.ndarray]:
-        """Run all steps; keys are brought together by a shuffle, so that no process holds all of them."""
+    def each_with_keys(self, title: str, steps: Sequence[KeyedStep], keys: int) -> tuple[list[Any], np.ndarray]:
+        """Run all steps; keys are brought together by a shuffle, so that no process holds too many of them.
+
+        Where nodes do the steps themselves and the keys are few, this process asks them: a task would only wait.
+        """
         if not steps:
             return [], np.empty(0, dtype=np.uint64)
         buckets = 1 + keys // _BUCKET_KEYS
+        if buckets == 1 and (asked := self._asked(title, steps)) is not None:
+            return [result for result, _ in asked], repeated(np.concatenate([found for _, found in asked]))
         tasks = self._tasks(_Task(tuple(steps), buckets))
         together = tasks.repartition(buckets, "bucket").mapInArrow(_repeated_in_bucket, _COLUMNS)
         rows = self._collect(title, together, len(steps) + buckets)
         repeats = [np.frombuffer(payload, dtype=np.uint64) for _, kind, payload in rows if kind == REPEATED]
         return _in_order(rows, len(steps)), np.concatenate([np.empty(0, dtype=np.uint64), *repeats])
+
+    def _asked(self, title: str, steps: Sequence[KeyedStep]) -> list[tuple[Any, np.ndarray]] | None:
+        """Have all steps done by nodes, None as soon as one of them cannot be."""
+        found: list[tuple[Any, np.ndarray]] = []
+        with ThreadPoolExecutor(_ASKED_AT_ONCE) as threads:
+            waiting = deque(threads.submit(step.asked) for step in steps)
+            try:
+                while waiting and (result := waiting.popleft().result()) is not None:
+                    found.append(result)
+                    self._progress(title, len(found), len(steps))
+            finally:
+                for each in waiting:
+                    each.cancel()
+        return found if len(found) == len(steps) else None
 
     def _tasks(self, task: _Task) -> Any:
         count = len(task.steps)

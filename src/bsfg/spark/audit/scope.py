@@ -1,4 +1,4 @@
-"""Which entries of the two logs belong to a link, and what an end of it says of itself beside them."""
+"""What an end of a link says of itself, and the first pass: every range of both logs becomes a count and two sums."""
 
 from __future__ import annotations
 
@@ -8,147 +8,16 @@ from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from bsfg.batch import EntryBatch
-from bsfg.columns import is_in
 from bsfg.digest import KeptRange, Restore
-from bsfg.filters import EVERY_FACT, FactFilter
+from bsfg.errors import FrameInvalid
 from bsfg.journey.link import PeerPosition
+from bsfg.journey.sums import AuditScope, LinkRows, Named, RangeSums, Summation, named, sender_rows
 from bsfg.ports import ConsumerState, Frame, GapRecord
 
-SENDER, RECEIVER = "sender", "receiver"
-RANGE_FACTS = 65_536
-"""How many offsets of the sender are compared as one range."""
-
-NO_END = 1 << 62
-"""The end of a window that is open: receivers may hold offsets that the sender does not have."""
-
-RETURNING, NOT_CARRIED, NOT_ASKED_FOR, NOT_SERVED = "returning", "not_carried", "not_asked_for", "not_served"
-"""Why a sender leaves a fact out: it was said by the receiver's own zone, is for zones that the link leaves out, is
-none that the link's filter names, or none that the sender serves to the receiver at all."""
-
-
-@dataclass(frozen=True, slots=True)
-class AuditScope:
-    """One stream of a link: whose facts, which of the sender's offsets (``end`` exclusive), and how to compare them.
-
-    ``zone`` is the sender's, which stands as origin in the receiver's forward buffer. ``relayed`` says that the link
-    pulls the sender's forward buffer, and ``shared`` that another link brings the sender's other buffer, whose
-    offsets look the same at the receiver.
-    """
-
-    zone: str
-    secret: bytes
-    first: int = 0
-    end: int = NO_END
-    receiver_zone: str | None = None
-    carry_only: frozenset[str] = frozenset()
-    relayed: bool = False
-    shared: bool = False
-    range_facts: int = RANGE_FACTS
-    deep: bool = True
-    asked: FactFilter = EVERY_FACT
-
-    def bounds(self, number: int) -> tuple[int, int]:
-        """Give the first offset of a range and the one after its last, inside the window."""
-        first = number * self.range_facts
-        return max(first, self.first), min(first + self.range_facts, self.end)
-
-
-@dataclass(frozen=True, slots=True)
-class LinkRows:
-    """Entries of the link: their offsets and times at the sender, and their places in the log they were read from."""
-
-    entries: EntryBatch
-    offsets: np.ndarray
-    times: np.ndarray
-    places: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.offsets)
-
-    def take(self, rows: np.ndarray) -> LinkRows:
-        """Give some of the rows, in that order."""
-        return LinkRows(self.entries.take(rows), self.offsets[rows], self.times[rows], self.places[rows])
-
-    @staticmethod
-    def concat(parts: list[LinkRows]) -> LinkRows:
-        """Put rows one after the other."""
-        if len(parts) == 1:
-            return parts[0]
-        empty = np.empty(0, dtype=np.int64)
-        names = ("offsets", "times", "places")
-        columns = [np.concatenate([empty, *(getattr(part, name) for part in parts)]) for name in names]
-        return LinkRows(EntryBatch.concat([part.entries for part in parts]), *columns)
-
-
-@dataclass(frozen=True, slots=True)
-class Named:
-    """An entry by name: its place in the log it was read from, its offset at the sender, and its key."""
-
-    place: int
-    offset: int
-    from_zone: str | None
-    message_id: str | None
-
-    @property
-    def key(self) -> tuple[str | None, str | None]:
-        """Its key."""
-        return self.from_zone, self.message_id
-
-
-def named(rows: LinkRows, chosen: np.ndarray | Sequence[int]) -> list[Named]:
-    """Name some of the rows."""
-    if not len(chosen):
-        return []
-    part = rows.take(np.asarray(chosen))
-    keys = part.entries.values("from_zone"), part.entries.values("message_id")
-    return list(map(Named, part.places.tolist(), part.offsets.tolist(), *keys))
-
-
-def sent(entries: EntryBatch, scope: AuditScope) -> tuple[LinkRows, dict[str, int]]:
-    """Give what a sender sends of some entries, and count by reason what it leaves out."""
-    left_out: dict[str, int] = {}
-    if scope.carry_only:
-        carried = is_in(entries.column("to_zone"), scope.carry_only)
-        entries = _kept(entries, carried, NOT_CARRIED, left_out)
-    if scope.asked:
-        entries = _kept(entries, scope.asked.wanted(entries), NOT_ASKED_FOR, left_out)
-    if scope.receiver_zone is not None:
-        others = ~is_in(entries.column("from_zone"), frozenset({scope.receiver_zone}))
-        entries = _kept(entries, others, RETURNING, left_out)
-    return sender_rows(entries), left_out
-
-
-def sender_rows(entries: EntryBatch) -> LinkRows:
-    """Give entries of a sender with their own offsets and times."""
-    return LinkRows(entries, entries.offsets, _numbers(entries.column("appended_at_unix_ms")), entries.offsets)
-
-
-def received(entries: EntryBatch, scope: AuditScope) -> LinkRows:
-    """Give those entries of a forward buffer that the link brought, by the offsets they have at the sender."""
-    offsets = _numbers(entries.column("origin_offset"))
-    mine = is_in(entries.column("origin_zone"), frozenset({scope.zone}))
-    mine &= (offsets >= scope.first) & (offsets < scope.end)
-    if scope.shared:
-        own = is_in(entries.column("from_zone"), frozenset({scope.zone}))
-        mine &= ~own if scope.relayed else own
-    times = _numbers(entries.column("origin_appended_at_unix_ms"))
-    rows = LinkRows(entries, offsets, times, entries.offsets)
-    return rows if mine.all() else rows.take(np.flatnonzero(mine))
-
-
-def _kept(entries: EntryBatch, mask: np.ndarray, reason: str, left_out: dict[str, int]) -> EntryBatch:
-    if mask.all():
-        return entries
-    left_out[reason] = int(np.count_nonzero(~mask))
-    return entries.take(np.flatnonzero(mask))
-
-
-def _numbers(column: pa.Array) -> np.ndarray:
-    """Give a column of whole numbers, -1 where there is none."""
-    return np.asarray(pc.fill_null(column, -1) if column.null_count else column)
+Span = tuple[int, int]
+Summed = tuple[RangeSums, np.ndarray]
+"""What was found in a stretch, and the hashed keys of a receiver's entries there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,5 +77,76 @@ class End(Protocol):
     def frames(self, first: int, end: int, log_id: str) -> Iterator[Frame]:
         """Read a range (``end`` exclusive) as it stands; raises `ForeignLog` when it is another log by now."""
 
+    def summed(self, side: str, bounds: Span, log_id: str, scope: AuditScope) -> list[Summed] | None:
+        """Have a range (its end exclusive) summed up where it lies; None where it must be read for that."""
+
     def kept_keys(self, first: int, last: int) -> pa.RecordBatch | None:
         """Give offset, from_zone, message_id and digest of entries that have left; None when they are not at hand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summing:
+    """Sums up one stretch of a log; the keys of a receiver are given beside, to look for repeats.
+
+    Where the log is at a node that can do it, the node does, and only sums cross the wire.
+    """
+
+    side: str
+    log: End
+    log_id: str
+    first: int
+    end: int
+    scope: AuditScope
+
+    def __call__(self) -> tuple[list[RangeSums], np.ndarray]:
+        """Do it, in whichever process this is."""
+        if (found := self.asked()) is not None:
+            return found
+        read, keys = self._read()
+        return [read], keys
+
+    def asked(self) -> tuple[list[RangeSums], np.ndarray] | None:
+        """Have it done where the log lies; None where it must be read for that."""
+        parts = self.log.summed(self.side, (self.first, self.end), self.log_id, self.scope)
+        return ([found for found, _ in parts], np.concatenate([keys for _, keys in parts])) if parts else None
+
+    def _read(self) -> tuple[RangeSums, np.ndarray]:
+        summation = Summation(self.side, self.first, self.end, self.scope)
+        try:
+            for frame in self.log.frames(self.first, self.end, self.log_id):
+                summation.take(frame)
+        except FrameInvalid as error:
+            summation.found.unreadable.append((summation.next_offset, self.end - 1, error.message))
+        return summation.found, summation.keys
+
+
+@dataclass(frozen=True, slots=True)
+class Sibling:
+    """The sender's other buffer, which another link pulls; only a key tells which link brought an entry."""
+
+    log: End
+    log_id: str
+    end: int
+
+    def has(self, entry: Named) -> bool:
+        """Tell whether an entry of the receiver is the one that this buffer has at its offset."""
+        if not 0 <= entry.offset < self.end:
+            return False
+        rows = self.rows(entry.offset, entry.offset + 1)
+        return any(each.key == entry.key for each in named(rows, range(len(rows))))
+
+    def rows(self, first: int, end: int) -> LinkRows:
+        """Read a range of offsets."""
+        end = min(end, self.end)
+        frames = self.log.frames(first, end, self.log_id) if first < end else iter(())
+        return LinkRows.concat([sender_rows(frame.entries) for frame in frames if frame.entries is not None])
+
+
+def same_keys(offsets: np.ndarray, keys: np.ndarray, known_offsets: np.ndarray, known_keys: np.ndarray) -> np.ndarray:
+    """Mark the rows whose key is the one that some sorted offsets are known to have."""
+    at = np.searchsorted(known_offsets, offsets)
+    result = np.zeros(len(offsets), dtype=bool)
+    inside = np.flatnonzero(at < len(known_offsets))
+    found = at[inside]
+    result[inside] = (known_offsets[found] == offsets[inside]) & (known_keys[found] == keys[inside])
+    return result

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from bsfg.journey.sums import RECEIVER, SENDER, AuditScope, EntryHash, Named
 from bsfg.spark.audit import judging
 from bsfg.spark.audit.case import Case
 from bsfg.spark.audit.compare import Comparing, Detail, Pair, Span, Stray
 from bsfg.spark.audit.judging import OTHER_PATH, PUT_AGAIN, Excuses, of_gaps, told_gaps
 from bsfg.spark.audit.runner import Runner
-from bsfg.spark.audit.scope import RECEIVER, SENDER, AuditScope, End, Named
-from bsfg.spark.audit.sums import EntryHash
+from bsfg.spark.audit.scope import End
 from bsfg.spark.audit.verdict import Absence, AuditFinding, FindingKind, FoldedAbsence
 
 RUN_MIN = 16

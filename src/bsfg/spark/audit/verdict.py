@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
+from bsfg.journey.sums import SENDER, Named
 from bsfg.ports import GapRecord
-from bsfg.spark.audit.scope import SENDER, Named, SetAside
+from bsfg.spark.audit.scope import SetAside
 
 QUARANTINE_MAX = 200
 FINDINGS_MAX = 1_000
@@ -206,7 +207,10 @@ class RangeState:
 
 @dataclass(frozen=True, slots=True)
 class EndState:
-    """One end as it was read."""
+    """One end as it was read; ``summed_by_node`` where its node summed it up itself.
+
+    ``bytes_received`` are those of entries or sums that came over the wire in the first pass.
+    """
 
     name: str
     log_id: str
@@ -215,6 +219,8 @@ class EndState:
     chain_head: str
     facts_read: int = 0
     bytes_read: int = 0
+    bytes_received: int = 0
+    summed_by_node: bool = False
     gap_records: int = 0
     quarantined: int = 0
 

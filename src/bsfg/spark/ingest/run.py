@@ -62,6 +62,12 @@ class IngestSettings:
     tasks: int = 1
     step_bytes: int = STEP_BYTES
     try_seconds: float = TRY_SECONDS
+    ships: bool = False
+
+    @property
+    def task_access(self) -> NodeAccess:
+        """The way to the node for a task: elsewhere with the certificates themselves, as they are now."""
+        return self.access.with_contents() if self.ships else self.access
 
 
 @dataclass(slots=True)
@@ -143,7 +149,7 @@ class Ingest:
         # Append a step in one task that looks at every answer.
         job, _ = self._job(step)
         settings = self._settings
-        work = appending(job, settings.access, settings.try_seconds, settings.conflicts_fail)
+        work = appending(job, settings.task_access, settings.try_seconds, settings.conflicts_fail)
         self._told(lambda: self._over(len(step), 1, work, SURVEY_SCHEMA).collect())
         left = self._collected(job, 1)
         left.counts.inserted += stored
@@ -190,7 +196,7 @@ class Ingest:
     def _options(self, results: str) -> dict[str, str]:
         settings = self._settings
         return {
-            **settings.access.options(),
+            **settings.task_access.options(),
             "stream": self._plan.stream,
             "retrySeconds": f"{settings.try_seconds:g}",
             "conflicts": "fail" if settings.conflicts_fail else "count",

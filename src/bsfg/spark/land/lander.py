@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from bsfg.errors import BsfgError, ForeignLog, InvalidArgument, SparkFailed
 from bsfg.retry import Backoff, Retry
 from bsfg.spark.calls import BACKOFF_FIRST_SECONDS, BACKOFF_MAX_SECONDS, BufferSource
+from bsfg.spark.cluster import is_local
 from bsfg.spark.land.columns import Inference, joined
 from bsfg.spark.land.folder import Batch, LandingFolder, Staged
 from bsfg.spark.land.places import LocalDisk
@@ -30,7 +31,7 @@ from bsfg.spark.land.state import (
 from bsfg.spark.land.tasks import grouped, merge_all, stage_all, staged_so_far
 from bsfg.spark.land.upkeep import Compactor, LatestTable
 from bsfg.spark.options import EARLIEST, Position
-from bsfg.spark.session import end, has_ended, is_local, started, without_tracebacks
+from bsfg.spark.session import end, has_ended, started, without_tracebacks
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -242,7 +242,8 @@ class Replication:
         self._work, self._layout = work, layout or Layout()
         self._holder = plans[0].holder if plans else holder_name()
         self.links = [LinkState(plan, work / plan.name) for plan in plans]
-        self._plan = spread(plans, self._layout.bundles, own, self._holder)
+        # Tasks call this zone's node as their links do: elsewhere there are no files of this machine.
+        self._plan = spread(plans, self._layout.bundles, plans[0].own if plans else own, self._holder)
         self._queries: dict[str, LiveQuery] = {}
         self.restarts = 0
         self._stopping = threading.Event()
@@ -306,7 +307,8 @@ class Replication:
             self._leaving += [link for link in known.values() if link.is_removed]
             self.links = [known[name] for name in wanted]
             number, places = self._plan.number + 1, self._plan.places
-            self._plan = spread(plans, self._layout.bundles, self._own, self._holder, number, places)
+            own = plans[0].own if plans else self._plan.bundles[0].own
+            self._plan = spread(plans, self._layout.bundles, own, self._holder, number, places)
             self._plan.write(self._plan_file)
             self._tell_tasks(number)
         return said

@@ -181,7 +181,7 @@ def plan_of(config: ZoneConfig, name: str, own: NodeAccess, holder: str) -> Link
         )
         for stream in config.streams_of(link)
     )
-    peer = peer_access(config, link)
+    peer = replace(peer_access(config, link), to_peer=True)
     by_alternative_name = config.tls.identity == IdentityFrom.SAN
     crl = None if config.tls.crl is None else config.path(config.tls.crl).absolute()
     voucher = Voucher(config.identities[link.expected_server], config.authorities, crl)

@@ -17,6 +17,7 @@ from bsfg.journey.link import FetchRequest, PeerPosition
 from bsfg.journey.receive import check_history
 from bsfg.spark.calls import calls
 from bsfg.spark.errors import told_by_spark
+from bsfg.spark.pack import NO_PYTHON
 from bsfg.spark.replicate.plan import LinkTaskPlan, StreamTaskPlan
 
 if TYPE_CHECKING:
@@ -33,7 +34,9 @@ RETRY_SECONDS = 20.0
 UNFIT = (
     r"No module named '?bsfg[\w.]*'?",
     r"No module named '?(?:pyspark|pyarrow|grpc)[\w.]*'?",
+    r"ImportError: [^\n]*",
     r'Cannot run program "[^"]*"',
+    rf"{NO_PYTHON} [^\n]*",
 )
 """What Spark reports of an interpreter that is not there or lacks what tasks need."""
 

@@ -1,8 +1,12 @@
-"""The first pass: both logs are read once, and every range of offsets becomes a count and two sums."""
+"""Sums of a log: what one end of a link holds of each range of offsets, as a count and two sums of keyed hashes.
+
+Whoever reads a log makes the same numbers of it: a node of its own, an auditor of what a node gives him or of a folder.
+"""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,23 +14,146 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bsfg.batch import EntryBatch
-from bsfg.columns import DIGEST_BYTES, byte_lengths, constant_value, fixed_rows
+from bsfg.columns import DIGEST_BYTES, byte_lengths, constant_value, fixed_rows, is_in
 from bsfg.digest import ENVELOPE, KeyHash
 from bsfg.errors import FrameInvalid
-from bsfg.ports import GapRecord
+from bsfg.filters import EVERY_FACT, FactFilter
+from bsfg.ports import Frame, GapRecord, GapSet
 from bsfg.sealing import digest_mismatches
-from bsfg.spark.audit.scope import (
-    RECEIVER,
-    SENDER,
-    AuditScope,
-    End,
-    LinkRows,
-    Named,
-    named,
-    received,
-    sender_rows,
-    sent,
-)
+
+SENDER, RECEIVER = "sender", "receiver"
+RANGE_FACTS = 65_536
+"""How many offsets of the sender are compared as one range."""
+
+NO_END = 1 << 62
+"""The end of a window that is open: receivers may hold offsets that the sender does not have."""
+
+RETURNING, NOT_CARRIED, NOT_ASKED_FOR, NOT_SERVED = "returning", "not_carried", "not_asked_for", "not_served"
+"""Why a sender leaves a fact out: it was said by the receiver's own zone, is for zones that the link leaves out, is
+none that the link's filter names, or none that the sender serves to the receiver at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditScope:
+    """One stream of a link: whose facts, which of the sender's offsets (``end`` exclusive), and how to compare them.
+
+    ``zone`` is the sender's, which stands as origin in the receiver's forward buffer. ``relayed`` says that the link
+    pulls the sender's forward buffer, and ``shared`` that another link brings the sender's other buffer, whose
+    offsets look the same at the receiver.
+    """
+
+    zone: str
+    secret: bytes
+    first: int = 0
+    end: int = NO_END
+    receiver_zone: str | None = None
+    carry_only: frozenset[str] = frozenset()
+    relayed: bool = False
+    shared: bool = False
+    range_facts: int = RANGE_FACTS
+    deep: bool = True
+    asked: FactFilter = EVERY_FACT
+
+    def bounds(self, number: int) -> tuple[int, int]:
+        """Give the first offset of a range and the one after its last, inside the window."""
+        first = number * self.range_facts
+        return max(first, self.first), min(first + self.range_facts, self.end)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkRows:
+    """Entries of the link: their offsets and times at the sender, and their places in the log they were read from."""
+
+    entries: EntryBatch
+    offsets: np.ndarray
+    times: np.ndarray
+    places: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def take(self, rows: np.ndarray) -> LinkRows:
+        """Give some of the rows, in that order."""
+        return LinkRows(self.entries.take(rows), self.offsets[rows], self.times[rows], self.places[rows])
+
+    @staticmethod
+    def concat(parts: list[LinkRows]) -> LinkRows:
+        """Put rows one after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        empty = np.empty(0, dtype=np.int64)
+        names = ("offsets", "times", "places")
+        columns = [np.concatenate([empty, *(getattr(part, name) for part in parts)]) for name in names]
+        return LinkRows(EntryBatch.concat([part.entries for part in parts]), *columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """An entry by name: its place in the log it was read from, its offset at the sender, and its key."""
+
+    place: int
+    offset: int
+    from_zone: str | None
+    message_id: str | None
+
+    @property
+    def key(self) -> tuple[str | None, str | None]:
+        """Its key."""
+        return self.from_zone, self.message_id
+
+
+def named(rows: LinkRows, chosen: np.ndarray | Sequence[int]) -> list[Named]:
+    """Name some of the rows."""
+    if not len(chosen):
+        return []
+    part = rows.take(np.asarray(chosen))
+    keys = part.entries.values("from_zone"), part.entries.values("message_id")
+    return list(map(Named, part.places.tolist(), part.offsets.tolist(), *keys))
+
+
+def sent(entries: EntryBatch, scope: AuditScope) -> tuple[LinkRows, dict[str, int]]:
+    """Give what a sender sends of some entries, and count by reason what it leaves out."""
+    left_out: dict[str, int] = {}
+    if scope.carry_only:
+        carried = is_in(entries.column("to_zone"), scope.carry_only)
+        entries = _kept(entries, carried, NOT_CARRIED, left_out)
+    if scope.asked:
+        entries = _kept(entries, scope.asked.wanted(entries), NOT_ASKED_FOR, left_out)
+    if scope.receiver_zone is not None:
+        others = ~is_in(entries.column("from_zone"), frozenset({scope.receiver_zone}))
+        entries = _kept(entries, others, RETURNING, left_out)
+    return sender_rows(entries), left_out
+
+
+def sender_rows(entries: EntryBatch) -> LinkRows:
+    """Give entries of a sender with their own offsets and times."""
+    return LinkRows(entries, entries.offsets, _numbers(entries.column("appended_at_unix_ms")), entries.offsets)
+
+
+def received(entries: EntryBatch, scope: AuditScope) -> LinkRows:
+    """Give those entries of a forward buffer that the link brought, by the offsets they have at the sender."""
+    offsets = _numbers(entries.column("origin_offset"))
+    mine = is_in(entries.column("origin_zone"), frozenset({scope.zone}))
+    mine &= (offsets >= scope.first) & (offsets < scope.end)
+    if scope.shared:
+        own = is_in(entries.column("from_zone"), frozenset({scope.zone}))
+        mine &= ~own if scope.relayed else own
+    times = _numbers(entries.column("origin_appended_at_unix_ms"))
+    rows = LinkRows(entries, offsets, times, entries.offsets)
+    return rows if mine.all() else rows.take(np.flatnonzero(mine))
+
+
+def _kept(entries: EntryBatch, mask: np.ndarray, reason: str, left_out: dict[str, int]) -> EntryBatch:
+    if mask.all():
+        return entries
+    left_out[reason] = int(np.count_nonzero(~mask))
+    return entries.take(np.flatnonzero(mask))
+
+
+def _numbers(column: pa.Array) -> np.ndarray:
+    """Give a column of whole numbers, -1 where there is none."""
+    return np.asarray(pc.fill_null(column, -1) if column.null_count else column)
+
 
 TEXTS = tuple(name for name in ENVELOPE if name != "produced_at_unix_ms")
 """The columns of the envelope that hold text; the body is covered by its digest."""
@@ -181,7 +308,10 @@ class Descent:
 
 @dataclass(slots=True)
 class RangeSums:
-    """What was found in one stretch of one log, from ``first`` up to ``end``."""
+    """What was found in one stretch of one log, from ``first`` up to ``end``.
+
+    ``wire_bytes`` is what it took on the wire where the log's own node found it, None where the log was read.
+    """
 
     side: str
     first: int
@@ -191,6 +321,7 @@ class RangeSums:
     size_bytes: int = 0
     left_out: dict[str, int] = field(default_factory=dict)
     gaps: list[GapRecord] = field(default_factory=list)
+    gap_sets: list[GapSet] = field(default_factory=list)
     altered: list[Named] = field(default_factory=list)
     altered_count: int = 0
     descents: list[Descent] = field(default_factory=list)
@@ -201,55 +332,69 @@ class RangeSums:
     last_entry: Named | None = None
     paths: set[tuple[str | None, str | None]] = field(default_factory=set)
     unreadable: list[tuple[int, int, str]] = field(default_factory=list)
+    wire_bytes: int | None = None
+
+    def all_gaps(self) -> list[GapRecord]:
+        """Give the ranges that hold no entries one by one, as the log itself explained them."""
+        told = [gap for each in self.gap_sets for gap in each.records()]
+        return sorted([*self.gaps, *told], key=lambda gap: gap.first) if told else self.gaps
 
 
-@dataclass(frozen=True, slots=True)
-class Summing:
-    """Reads one stretch of a log and sums it up; the keys of a receiver are given beside, to look for repeats."""
+class Summation:
+    """Sums up a log from an offset on, piece by piece, in whichever process that is.
 
-    side: str
-    log: End
-    log_id: str
-    first: int
-    end: int
-    scope: AuditScope
+    ``next_offset`` is how far it came, ``scanned`` how many entries that took, also those that were left out, and gaps.
+    """
 
-    def __call__(self) -> tuple[RangeSums, np.ndarray]:
-        """Do it, in whichever process this is."""
-        found, hasher = RangeSums(self.side, self.first, self.end), EntryHash(self.scope.secret)
-        keys, at = [np.empty(0, dtype=np.uint64)], self.first
-        try:
-            for frame in self.log.frames(self.first, self.end, self.log_id):
-                if frame.entries is not None:
-                    self._take(frame.entries, found, hasher)
-                    if self.side == RECEIVER:
-                        keys.append(hasher.keys(frame.entries))
-                elif frame.gap is not None:
-                    add_gap(found.gaps, frame.first, frame.last, frame.gap)
-                at = frame.last + 1
-        except FrameInvalid as error:
-            found.unreadable.append((at, self.end - 1, error.message))
-        return found, np.concatenate(keys)
+    def __init__(self, side: str, first: int, end: int, scope: AuditScope) -> None:
+        self.found, self._scope = RangeSums(side, first, end), scope
+        self._hasher, self._keys = EntryHash(scope.secret), [np.empty(0, dtype=np.uint64)]
+        self.next_offset, self.scanned = first, 0
 
-    def _take(self, entries: EntryBatch, found: RangeSums, hasher: EntryHash) -> None:
+    @property
+    def keys(self) -> np.ndarray:
+        """The hashed keys of all entries of a receiver, to look for repeats."""
+        return np.concatenate(self._keys)
+
+    def take(self, frame: Frame) -> None:
+        """Add a frame; raises `FrameInvalid` unless it follows the last one."""
+        self.passed(frame)
+        if frame.entries is not None:
+            self.add(frame.entries)
+
+    def passed(self, frame: Frame) -> None:
+        """Note a frame whose entries are added: what is not there of it, and why."""
+        if frame.first != self.next_offset or frame.last < frame.first:
+            expected = f"{self.next_offset} is expected next"
+            raise FrameInvalid(f"a frame has offsets {frame.first}..{frame.last}, {expected}")
+        if frame.gap is not None:
+            add_gap(self.found.gaps, frame.first, frame.last, frame.gap)
+        self.scanned += 1 if frame.gap is not None else frame.last - frame.first + 1
+        self.found.gap_sets += frame.skips
+        self.next_offset = frame.last + 1
+
+    def add(self, entries: EntryBatch) -> None:
+        """Add entries; of a sender those that it sends, of a receiver those that the link brought."""
+        found, scope = self.found, self._scope
         found.read += len(entries)
         found.size_bytes += entries.size_bytes
-        if self.side == SENDER:
-            rows, left_out = sent(entries, self.scope)
+        if found.side == SENDER:
+            rows, left_out = sent(entries, scope)
             for reason, count in left_out.items():
                 found.left_out[reason] = found.left_out.get(reason, 0) + count
         else:
             found.paths |= _paths(entries)
-            rows = received(entries, self.scope)
+            rows = received(entries, scope)
+            self._keys.append(self._hasher.keys(entries))
         if not len(rows):
             return
-        if self.scope.deep:
+        if scope.deep:
             wrong = digest_mismatches(rows.entries)
             found.altered_count += len(wrong)
             found.altered += named(rows, wrong[: max(0, NAMED_MAX - len(found.altered))])
-        if self.side == RECEIVER:
+        if found.side == RECEIVER:
             _check_order(rows, found)
-        add_up(found.ranges, rows, hasher.of(rows.entries, rows.offsets, rows.times), self.scope.range_facts)
+        add_up(found.ranges, rows, self._hasher.of(rows.entries, rows.offsets, rows.times), scope.range_facts)
 
 
 def _check_order(rows: LinkRows, found: RangeSums) -> None:
@@ -314,35 +459,3 @@ def _paths(entries: EntryBatch) -> set[tuple[str | None, str | None]]:
         return {(single[0], single[1])}
     pairs = pa.table(columns, names=["origin", "source"]).group_by(["origin", "source"]).aggregate([])
     return set(zip(*(pairs.column(name).to_pylist() for name in ("origin", "source")), strict=True))
-
-
-@dataclass(frozen=True, slots=True)
-class Sibling:
-    """The sender's other buffer, which another link pulls; only a key tells which link brought an entry."""
-
-    log: End
-    log_id: str
-    end: int
-
-    def has(self, entry: Named) -> bool:
-        """Tell whether an entry of the receiver is the one that this buffer has at its offset."""
-        if not 0 <= entry.offset < self.end:
-            return False
-        rows = self.rows(entry.offset, entry.offset + 1)
-        return any(each.key == entry.key for each in named(rows, range(len(rows))))
-
-    def rows(self, first: int, end: int) -> LinkRows:
-        """Read a range of offsets."""
-        end = min(end, self.end)
-        frames = self.log.frames(first, end, self.log_id) if first < end else iter(())
-        return LinkRows.concat([sender_rows(frame.entries) for frame in frames if frame.entries is not None])
-
-
-def same_keys(offsets: np.ndarray, keys: np.ndarray, known_offsets: np.ndarray, known_keys: np.ndarray) -> np.ndarray:
-    """Mark the rows whose key is the one that some sorted offsets are known to have."""
-    at = np.searchsorted(known_offsets, offsets)
-    result = np.zeros(len(offsets), dtype=bool)
-    inside = np.flatnonzero(at < len(known_offsets))
-    found = at[inside]
-    result[inside] = (known_offsets[found] == offsets[inside]) & (known_keys[found] == keys[inside])
-    return result
