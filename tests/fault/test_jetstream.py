@@ -451,7 +451,7 @@ async def test_a_busy_subject_is_waited_for(settings: JetStreamSettings, monkeyp
     content = await artifacts.add(pieces_of(b"one", b"two", b"three"))
     assert b"".join([piece async for piece in artifacts.get(content.digest)]) == b"onetwothree"
     for number in range(3):
-        await asyncio.to_thread(storage.state().keep, "gate", "x", {"number": number})
+        await asyncio.to_thread(storage.state().keep, {("gate", "x"): {"number": number}})
     await storage.close()
 
 
@@ -489,7 +489,7 @@ async def test_a_node_that_was_overtaken_writes_nothing(settings: JetStreamSetti
         lambda: store.set_aside(batch(1), "fact_expired"),
         lambda: store.enforce_retention(link_open=True),
         lambda: old.store("audit"),
-        lambda: asyncio.to_thread(old.state().keep, "gate", "x", {}),
+        lambda: asyncio.to_thread(old.state().keep, {("gate", "x"): {}}),
     ):
         with pytest.raises(StorageTaken):
             await write()

@@ -301,7 +301,7 @@ async def test_who_has_less_patience_takes_none_from_others(own_server: Packaged
     await store.append(batch(2))
     own_server.kill()
     with pytest.raises(BsfgError) as caught:
-        await asyncio.to_thread(storage.state().keep, "gate", "a/receiver", {"mode": "held"})
+        await asyncio.to_thread(storage.state().keep, {("gate", "a/receiver"): {"mode": "held"}})
     assert isinstance(caught.value, OutcomeUnknown | StorageUnavailable)
     appending = asyncio.ensure_future(store.append(batch(2, first=2)))
     await asyncio.to_thread(own_server.start)
@@ -397,7 +397,7 @@ async def test_no_write_passes_the_epoch(settings: PostgresSettings) -> None:
         lambda: old.cursors.create(ConsumerSpec("late", STREAM)),
         lambda: old.cursors.commit("reader", Confirmation(through=4)),
         lambda: old.cursors.retire("reader", "gone"),
-        lambda: asyncio.to_thread(state.keep, "gate", "a/receiver", {"mode": "held"}),
+        lambda: asyncio.to_thread(state.keep, {("gate", "a/receiver"): {"mode": "held"}}),
         lambda: artifacts.put("reports", "b", _pieces(b"new")),
         lambda: artifacts.link("reports", "c", kept.digest),
         lambda: artifacts.collect(set(), now_unix_ms=1 << 50, grace_seconds=0),

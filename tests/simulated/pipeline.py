@@ -23,7 +23,7 @@ from bsfg.config import consumer_name, parse
 from bsfg.errors import BsfgError, PeerUnreachable
 from bsfg.gate import Gate
 from bsfg.journey.handoff import Handoff
-from bsfg.journey.link import PeerPosition, Release
+from bsfg.journey.link import PeerPosition
 from bsfg.ports import Frame, Gap, GapRecord, GapSet
 from bsfg.spark.calls import NodeAccess
 from bsfg.spark.replicate import shift
@@ -31,7 +31,7 @@ from bsfg.spark.replicate.carrying import TaskPull
 from bsfg.spark.replicate.group import RemoteReporter
 from bsfg.spark.replicate.plan import BundlePlan, StreamTaskPlan
 from bsfg.spark.replicate.shift import BundleShift
-from bsfg.wire.service import KeptLease, LeasesView, LeaseView, LinkReport, PutCall, PutOutcome
+from bsfg.wire.service import KeptLease, LeasesView, LeaseView, LinkReport, PeerMemo, PutCall, PutOutcome
 
 T = TypeVar("T")
 HOLDER = "a task"
@@ -89,11 +89,9 @@ class SimulatedAdmin:
         """Give what is remembered of the sender."""
         return await self._call(lambda node: node.administration.recall_peer(ME, link, stream))
 
-    async def remember_peer(
-        self, link: str, stream: str, position: PeerPosition, lease: str | None, settles: Release | None = None
-    ) -> None:
+    async def remember_peers(self, memos: Sequence[PeerMemo]) -> list[BsfgError | None]:
         """Remember it."""
-        await self._call(lambda node: node.administration.remember_peer(ME, link, stream, position, lease, settles))
+        return await self._call(lambda node: node.administration.remember_peers(ME, memos))
 
     async def put(self, call: PutCall) -> PutOutcome:
         """Put a frame; a connection brings it once."""
@@ -201,7 +199,7 @@ class Pipeline:
         )
         desk = RemoteReporter(task.reports, link.name, lease.token, lease.mode)
         stream = StreamTaskPlan(STREAM, consumer_name(machine.name, STREAM, link.buffer), capacity_bytes)
-        pull = TaskPull(plan, stream, peer, own, admin, lease.token)
+        pull = TaskPull(plan, stream, peer, own, admin, lease.token, keep=task.positions.keep)
         handoff = Handoff(link, desk, [pull], note=lambda event, **fields: None, rng=self.rng)
         await handoff.start()
         try:

@@ -33,7 +33,7 @@ from bsfg.ports import Buffer, Confirmation, ConsumerSpec, OriginSpan, Result, S
 from bsfg.retention import GapReason
 from bsfg.testing.facts import altered, messages, sealed
 from bsfg.wire.adminclient import AdminClient
-from bsfg.wire.service import LinkReport
+from bsfg.wire.service import LinkReport, PeerMemo
 
 LINK = "from-enterprise"
 
@@ -224,12 +224,12 @@ async def test_what_is_known_of_a_sender_is_kept_for_every_engine(sites: Sites) 
     site.parts.memory = lambda link, stream: memory
     assert await admin.recall_peer(LINK, STREAM) == PeerPosition()
     position = PeerPosition("a" * 32, 17, 16, 20, b"head", None, "token")
-    await admin.remember_peer(LINK, STREAM, position)
+    await admin.remember_peer(PeerMemo(LINK, STREAM, position))
     assert await admin.recall_peer(LINK, STREAM) == position == memory.position
     lease = await admin.acquire_lease(LINK, "spark", 5_000)
     with pytest.raises(LeaseLost):
-        await admin.remember_peer(LINK, STREAM, PeerPosition())
-    await admin.remember_peer(LINK, STREAM, PeerPosition(), lease.token)
+        await admin.remember_peer(PeerMemo(LINK, STREAM, PeerPosition()))
+    await admin.remember_peer(PeerMemo(LINK, STREAM, PeerPosition(), lease.token))
     with pytest.raises(UnknownStream):
         await admin.recall_peer(LINK, "nowhere")
 
@@ -243,10 +243,10 @@ async def test_a_release_stays_until_it_is_settled_by_name(sites: Sites) -> None
     site.parts.memory = lambda link, stream: memory
     assert (await admin.recall_peer(LINK, STREAM)).released == released
     position = PeerPosition("a" * 32, 18)
-    await admin.remember_peer(LINK, STREAM, position)
-    await admin.remember_peer(LINK, STREAM, position, settles=Release("frame_invalid", "b" * 32))
+    await admin.remember_peer(PeerMemo(LINK, STREAM, position))
+    await admin.remember_peer(PeerMemo(LINK, STREAM, position, settles=Release("frame_invalid", "b" * 32)))
     assert await admin.recall_peer(LINK, STREAM) == PeerPosition("a" * 32, 18, released=released)
-    await admin.remember_peer(LINK, STREAM, position, settles=released)
+    await admin.remember_peer(PeerMemo(LINK, STREAM, position, settles=released))
     assert await admin.recall_peer(LINK, STREAM) == position
 
 
@@ -425,7 +425,7 @@ async def test_a_viewer_sees_and_does_not_act(sites: Sites) -> None:
         lambda: admin.release_lease(LINK, "token"),
         lambda: admin.report_link(LinkReport(LINK)),
         lambda: admin.recall_peer(LINK, STREAM),
-        lambda: admin.remember_peer(LINK, STREAM, PeerPosition()),
+        lambda: admin.remember_peer(PeerMemo(LINK, STREAM, PeerPosition())),
     ]
     site.act_as("viewer")
     for view in views:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,8 @@ from tests.wire.site import STREAM, Site, until
 
 from bsfg.errors import InvalidArgument, LeaseHeld, LeaseLost, PermissionRefused, RemoteError, UnknownLink
 from bsfg.gate import Event, Gate
+from bsfg.journey.link import PeerPosition
+from bsfg.node.state import NodeState
 from bsfg.spark.calls import NodeAccess
 from bsfg.spark.replicate import group, shift
 from bsfg.spark.replicate.group import RemoteReporter
@@ -23,7 +26,7 @@ from bsfg.spark.replicate.plan import BundlePlan
 from bsfg.spark.replicate.shift import BundleShift
 from bsfg.wire.adminclient import AdminClient
 from bsfg.wire.operations import LINKS_AT_ONCE_MAX
-from bsfg.wire.service import KeptLease, LeaseView, LinkReport
+from bsfg.wire.service import KeptLease, LeaseView, LinkReport, PeerMemo
 
 HOLDER = "spark here"
 LINKS = [f"from-site-{number}" for number in range(6)]
@@ -173,6 +176,29 @@ async def test_reports_are_taken_or_refused_one_by_one(sites: Sites) -> None:
     assert [report.link for _, report in site.parts.links.reports()] == [LINKS[0], LINKS[2]]
 
 
+async def test_positions_are_kept_or_refused_one_by_one(sites: Sites, tmp_path: Path) -> None:
+    """What is known of a link that is another's is not taken, and those beside it are, with one sync for all."""
+    site = await opened(sites)
+    admin, syncs = site.admin_client(), Counter[int]()
+    with closing(NodeState(tmp_path)) as state:
+        kept = state._keeper.keep
+
+        def counted(values: Any) -> None:
+            syncs[len(values)] += 1
+            kept(values)
+
+        state._keeper.keep = counted  # type: ignore[method-assign]
+        site.parts.memory = state.peer
+        await admin.acquire_lease(LINKS[1], "another", 60_000)
+        memos = [PeerMemo(link, STREAM, PeerPosition("a" * 32, 17), "mine") for link in [*LINKS, "none"]]
+        answers = await admin.remember_peers(memos)
+        assert [type(answer) for answer in answers[1:3]] == [LeaseLost, type(None)]
+        assert isinstance(answers[-1], UnknownLink)
+        assert (await state.peer(LINKS[2], STREAM).recall()).latest_start == 17
+        assert (await state.peer(LINKS[1], STREAM).recall()).latest_start is None
+        assert max(syncs) >= len(LINKS) - 2
+
+
 async def test_each_link_is_asked_for_by_somebody_who_may_move_it(sites: Sites) -> None:
     """A pipeline of other streams gets none of the leases, and a producer cannot even ask."""
     site = await opened(sites)
@@ -185,11 +211,14 @@ async def test_each_link_is_asked_for_by_somebody_who_may_move_it(sites: Sites) 
     assert {type(error) for error in found.refused.values()} == {PermissionRefused}
     [refused] = await admin.report_links([LinkReport(LINKS[0], STREAM)])
     assert isinstance(refused, PermissionRefused)
+    [unkept] = await admin.remember_peers([PeerMemo(LINKS[0], STREAM, PeerPosition())])
+    assert isinstance(unkept, PermissionRefused)
     site.act_as("app")
     calls = (
         admin.acquire_leases(LINKS, HOLDER, 60_000),
         admin.renew_leases([KeptLease(LINKS[0], "token")], HOLDER, 60_000),
         admin.report_links([LinkReport(LINKS[0], STREAM)]),
+        admin.remember_peers([PeerMemo(LINKS[0], STREAM, PeerPosition())]),
     )
     for call in calls:
         with pytest.raises(PermissionRefused):
@@ -204,6 +233,7 @@ async def test_a_call_is_about_so_many_links_and_no_more(sites: Sites) -> None:
         admin.acquire_leases(names, HOLDER, 60_000),
         admin.renew_leases([KeptLease(name, "t") for name in names], HOLDER, 60_000),
         admin.report_links([LinkReport(name) for name in names]),
+        admin.remember_peers([PeerMemo(name, STREAM, PeerPosition()) for name in names]),
     )
     for call in calls:
         with pytest.raises(InvalidArgument, match=f"the limit is {LINKS_AT_ONCE_MAX}"):

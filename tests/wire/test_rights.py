@@ -24,7 +24,7 @@ from bsfg.sealing import seal
 from bsfg.wire import boundary_pb2 as pb
 from bsfg.wire.client import BoundaryClient
 from bsfg.wire.convert import SumCall
-from bsfg.wire.service import Caller, LinkReport, ObjectInfo
+from bsfg.wire.service import Caller, LinkReport, ObjectInfo, PeerMemo
 
 OPEN, SECRET = "operational", "secret"
 
@@ -466,7 +466,7 @@ async def test_a_pipeline_reports_about_links_of_its_streams_alone(sites: Sites)
     for refused in (
         admin.report_link(foreign),
         admin.recall_peer("from-lab", "audit"),
-        admin.remember_peer("from-lab", "audit", PeerPosition(log_id="x"), None),
+        admin.remember_peer(PeerMemo("from-lab", "audit", PeerPosition(log_id="x"))),
     ):
         with pytest.raises(InvalidArgument, match="does not carry"):
             await refused

@@ -16,7 +16,7 @@ from bsfg.config.kinds import ANY, Action
 from bsfg.errors import BsfgError, InvalidArgument, NotReady, RemoteError, StorageFailed
 from bsfg.fact import Origin
 from bsfg.gate import RECEIVER
-from bsfg.journey.link import PeerPosition, Release
+from bsfg.journey.link import PeerPosition
 from bsfg.journey.truncate import decide, truncate_before
 from bsfg.model import check_name
 from bsfg.node.authorize import Request
@@ -48,6 +48,7 @@ from bsfg.wire.service import (
     LeasesView,
     LeaseView,
     LinkReport,
+    PeerMemo,
     PipelineReport,
     QuarantinedView,
     QuarantinePage,
@@ -383,19 +384,24 @@ class Administration:
         self._check_link(caller, link, stream)
         return await self._parts.memory(link, stream).recall()
 
-    async def remember_peer(
-        self,
-        caller: Caller,
-        link: str,
-        stream: str,
-        position: PeerPosition,
-        lease: str | None,
-        settles: Release | None = None,
-    ) -> None:
+    async def remember_peer(self, caller: Caller, memo: PeerMemo) -> None:
         """Keep what a pipeline knows of the sender of a link, and that it has acted upon a release."""
-        self._check_link(caller, link, stream)
-        self._parts.links.leases.check(link, lease)
-        await self._parts.memory(link, stream).remember(position, settles)
+        self._check_link(caller, memo.link, memo.stream)
+        self._parts.links.leases.check(memo.link, memo.lease)
+        await self._parts.memory(memo.link, memo.stream).remember(memo.position, memo.settles)
+
+    async def remember_peers(self, caller: Caller, memos: Sequence[PeerMemo]) -> list[BsfgError | None]:
+        """Keep what a pipeline knows of many senders; each is kept or refused by itself."""
+
+        async def one(memo: PeerMemo) -> BsfgError | None:
+            try:
+                await self.remember_peer(caller, memo)
+            except BsfgError as error:
+                return error
+            return None
+
+        # Side by side, so that one sync is for all of them.
+        return await asyncio.gather(*map(one, memos))
 
     def _check_gate(self, caller: Caller, link: str, side: str) -> Identity:
         """Check that somebody may act upon a gate: it concerns every stream that passes it."""

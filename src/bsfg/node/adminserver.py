@@ -35,6 +35,7 @@ from bsfg.wire.service import (
     KeptLease,
     LeasesView,
     LinkReport,
+    PeerMemo,
     PipelineReport,
     PipelineState,
     QuarantinedView,
@@ -188,11 +189,14 @@ class AdminServicer:
 
     async def remember_peer(self, request: pb.RememberPeerRequest, caller: Caller) -> pb.RememberPeerResponse:
         """Keep what a pipeline knows of a sender."""
-        lease = request.lease if request.HasField("lease") else None
-        position = position_of(request.position)
-        settles = release_of(request.settles) if request.HasField("settles") else None
-        await self._service.remember_peer(caller, request.link, request.stream, position, lease, settles)
+        await self._service.remember_peer(caller, peer_memo(request))
         return pb.RememberPeerResponse()
+
+    async def remember_peers(self, request: pb.RememberPeersRequest, caller: Caller) -> pb.RememberPeersResponse:
+        """Keep what a pipeline knows of many senders."""
+        found = await self._service.remember_peers(caller, list(map(peer_memo, request.peers)))
+        answers = [pb.RememberAnswer(error=None if each is None else error_message(each)) for each in found]
+        return pb.RememberPeersResponse(answers=answers)
 
     async def list_gaps(self, request: pb.ListGapsRequest, caller: Caller) -> pb.ListGapsResponse | bytes:
         """List the gap records of a buffer."""
@@ -289,6 +293,13 @@ def report_answer(answer: GateView | BsfgError) -> pb.ReportAnswer:
     if isinstance(answer, BsfgError):
         return pb.ReportAnswer(error=error_message(answer))
     return pb.ReportAnswer(gate=pb.ReportLinkResponse(mode=answer.gate.mode, reason=answer.gate.reason))
+
+
+def peer_memo(found: pb.RememberPeerRequest) -> PeerMemo:
+    """Read what is known of a sender."""
+    lease = found.lease if found.HasField("lease") else None
+    settles = release_of(found.settles) if found.HasField("settles") else None
+    return PeerMemo(found.link, found.stream, position_of(found.position), lease, settles)
 
 
 def link_report(found: pb.ReportLinkRequest) -> LinkReport:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -22,6 +22,7 @@ from bsfg.stores.log.files import DiskFiles, Files, translated
 from bsfg.stores.log.journal import Journal, Record
 from bsfg.stores.log.reserve import Reserve
 from bsfg.stores.log.storage import has_begun, remember_begun
+from bsfg.together import Together
 
 if TYPE_CHECKING:
     # A backup reads this state without the libraries of the wire, which those need.
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 STATE = "node/state.journal"
 _PEER, _GATE, _RELEASE = "peer", "gate", "release"
 _MOVED = ("storage", "migration")
+
+StateValues = Mapping[tuple[str, str], dict[str, Any]]
+"""Values by kind and name."""
 
 
 @runtime_checkable
@@ -47,8 +51,8 @@ class StateKeeper(Protocol):
     def load(self) -> dict[tuple[str, str], dict[str, Any]]:
         """Read all values, by kind and name; called once, before anything is kept."""
 
-    def keep(self, kind: str, name: str, value: dict[str, Any]) -> None:
-        """Replace a value and return when it is durable."""
+    def keep(self, values: StateValues) -> None:
+        """Replace some values, all of them or none, and return when they are durable."""
 
     def close(self) -> None:
         """Release what it holds."""
@@ -93,11 +97,10 @@ class StateJournal:
             raise translated(error, f"opening the state of the node in {self._where}") from None
         return dict(self._values)
 
-    def keep(self, kind: str, name: str, value: dict[str, Any]) -> None:
-        """Append a record."""
-        record = Record({"kind": kind, "name": name, "value": value})
-        self._with_room(lambda: self._journal.append([record]))
-        self._values[kind, name] = value
+    def keep(self, values: StateValues) -> None:
+        """Append a record for each value, with one sync."""
+        self._with_room(lambda: self._journal.append(_records(values)))
+        self._values.update(values)
         if self._journal.wants_compaction:
             self._journal.compact()
 
@@ -106,8 +109,11 @@ class StateJournal:
         self._journal.close()
 
     def _snapshot(self) -> Iterator[Record]:
-        for (kind, name), value in self._values.items():
-            yield Record({"kind": kind, "name": name, "value": value})
+        yield from _records(self._values)
+
+
+def _records(values: StateValues) -> list[Record]:
+    return [Record({"kind": kind, "name": name, "value": value}) for (kind, name), value in values.items()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +142,7 @@ class NodeState:
         self._keeper = where if isinstance(where, StateKeeper) else StateJournal(where, reserve)
         self._lock = threading.Lock()
         self._values = self._keeper.load()
+        self._together = Together(self._put_together)
 
     @property
     def problems(self) -> Sequence[str]:
@@ -223,9 +230,23 @@ class NodeState:
 
     def put(self, kind: str, name: str, value: dict[str, Any]) -> None:
         """Replace a value and return when it is durable."""
+        self._put({(kind, name): value})
+
+    async def put_with_others(self, kind: str, name: str, value: dict[str, Any]) -> None:
+        """Replace a value and return when it is durable, by the same sync as what others replace meanwhile.
+
+        A hundred links that confirm in the same second would else wait for as many syncs, one after the other.
+        """
+        await self._together.ask(((kind, name), value))
+
+    async def _put_together(self, asked: Sequence[tuple[tuple[str, str], dict[str, Any]]]) -> Sequence[None]:
+        await asyncio.to_thread(self._put, dict(asked))
+        return [None] * len(asked)
+
+    def _put(self, values: StateValues) -> None:
         with self._lock:
-            self._keeper.keep(kind, name, value)
-            self._values[kind, name] = value
+            self._keeper.keep(values)
+            self._values.update(values)
 
     def close(self) -> None:
         """Release what keeps the values."""
@@ -251,7 +272,7 @@ class StoredMemory:
         """Keep the position; the same one again costs nothing."""
         value = _position_value(position)
         if value != self._state.get(_PEER, self._name):
-            await asyncio.to_thread(self._state.put, _PEER, self._name, value)
+            await self._state.put_with_others(_PEER, self._name, value)
         if settles is not None:
             await asyncio.to_thread(self._state.settle, self._name, settles)
 

@@ -469,6 +469,24 @@ class RememberPeerResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class RememberPeersRequest(_message.Message):
+    __slots__ = ("peers",)
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    peers: _containers.RepeatedCompositeFieldContainer[RememberPeerRequest]
+    def __init__(self, peers: _Optional[_Iterable[_Union[RememberPeerRequest, _Mapping]]] = ...) -> None: ...
+
+class RememberAnswer(_message.Message):
+    __slots__ = ("error",)
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    error: _boundary_pb2.Error
+    def __init__(self, error: _Optional[_Union[_boundary_pb2.Error, _Mapping]] = ...) -> None: ...
+
+class RememberPeersResponse(_message.Message):
+    __slots__ = ("answers",)
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    answers: _containers.RepeatedCompositeFieldContainer[RememberAnswer]
+    def __init__(self, answers: _Optional[_Iterable[_Union[RememberAnswer, _Mapping]]] = ...) -> None: ...
+
 class ListGapsRequest(_message.Message):
     __slots__ = ("stream", "buffer", "sets")
     STREAM_FIELD_NUMBER: _ClassVar[int]

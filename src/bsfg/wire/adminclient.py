@@ -13,7 +13,7 @@ from bsfg.errors import BsfgError, FrameInvalid
 from bsfg.fact import Key
 from bsfg.gaps import listed
 from bsfg.gate import Gate, Mode
-from bsfg.journey.link import PeerPosition, Release
+from bsfg.journey.link import PeerPosition
 from bsfg.ports import Buffer, Checkpoint, ConsumerSpec, ConsumerState, GapRecord, Quarantined, Result, StartAt
 from bsfg.wire import admin_pb2 as pb
 from bsfg.wire.connection import Connection
@@ -34,6 +34,7 @@ from bsfg.wire.service import (
     LeasesView,
     LeaseView,
     LinkReport,
+    PeerMemo,
     PipelineReport,
     QuarantinedView,
     QuarantinePage,
@@ -176,19 +177,17 @@ class AdminClient:
         """Give what is remembered of the sender of a link."""
         return position_of(await self.connection.call("RecallPeer", pb.RecallPeerRequest(link=link, stream=stream)))
 
-    async def remember_peer(
-        self,
-        link: str,
-        stream: str,
-        position: PeerPosition,
-        lease: str | None = None,
-        settles: Release | None = None,
-    ) -> None:
+    async def remember_peer(self, memo: PeerMemo) -> None:
         """Keep what is known of the sender of a link, and that a release has been acted upon."""
-        request = pb.RememberPeerRequest(link=link, stream=stream, position=position_message(position), lease=lease)
-        if settles is not None:
-            request.settles.CopyFrom(release_message(settles))
-        await self.connection.call("RememberPeer", request)
+        await self.connection.call("RememberPeer", _memo(memo))
+
+    async def remember_peers(self, memos: Sequence[PeerMemo]) -> list[BsfgError | None]:
+        """Keep what is known of the senders of many links; learn for each why it was not kept, None when it was."""
+        request = pb.RememberPeersRequest(peers=map(_memo, memos))
+        answers = (await self.connection.call("RememberPeers", request)).answers
+        if len(answers) != len(memos):
+            raise FrameInvalid(f"the node answered {len(answers)} of {len(memos)} positions")
+        return [error_of(each.error) if each.HasField("error") else None for each in answers]
 
     async def gaps(self, stream: str, buffer: Buffer = Buffer.STORE) -> list[GapRecord]:
         """List the gap records of a buffer."""
@@ -274,6 +273,13 @@ def _gate(found: pb.Gate) -> GateView:
     until = found.held_until_unix_ms if found.HasField("held_until_unix_ms") else None
     gate = Gate(_word(Mode, found.mode), found.since_unix_ms, found.reason, found.held_by, until)
     return GateView(found.link, found.side, gate)
+
+
+def _memo(memo: PeerMemo) -> pb.RememberPeerRequest:
+    settles = None if memo.settles is None else release_message(memo.settles)
+    return pb.RememberPeerRequest(
+        link=memo.link, stream=memo.stream, position=position_message(memo.position), lease=memo.lease, settles=settles
+    )
 
 
 def _report(report: LinkReport) -> pb.ReportLinkRequest:

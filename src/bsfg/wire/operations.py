@@ -155,6 +155,7 @@ _TABLE = (
     ),
     _admin("RecallPeer", "report"),
     _admin("RememberPeer", "report"),
+    _of_many("RememberPeers", "peers", Cost.BYTES),
     _admin("ListGaps", "view", Cost.BYTES),
     _admin("ListQuarantine", "view", Cost.BYTES),
     _admin("ShowQuarantined", "view", Cost.BYTES),

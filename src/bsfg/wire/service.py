@@ -10,7 +10,7 @@ from typing import Any
 from bsfg.artifacts import DEFAULT_MEDIA_TYPE
 from bsfg.errors import BsfgError
 from bsfg.gate import Event, Gate
-from bsfg.journey.link import Refusal, Room
+from bsfg.journey.link import PeerPosition, Refusal, Release, Room
 from bsfg.ports import Buffer, ConsumerState, Gap, GapRecord, GapSet, Quarantined
 from bsfg.wire.peer import PeerNames
 
@@ -165,6 +165,20 @@ class LinkReport:
     failure_code: str = ""
     hold_stream: str = ""
     hold_log_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerMemo:
+    """What a pipeline knows of the sender of one stream of a link, and the lease by which it may say so.
+
+    ``settles`` is what an operator released and the pipeline has acted upon.
+    """
+
+    link: str
+    stream: str
+    position: PeerPosition
+    lease: str | None = None
+    settles: Release | None = None
 
 
 class PipelineState(StrEnum):

@@ -27,7 +27,7 @@ from bsfg.spark.replicate.plan import LinkTaskPlan, StreamTaskPlan
 if TYPE_CHECKING:
     from bsfg.wire.adminclient import AdminClient
     from bsfg.wire.client import BoundaryClient
-    from bsfg.wire.service import PutOutcome
+    from bsfg.wire.service import PeerMemo, PutOutcome
     from bsfg.wire.streams import PutLane, PutStream
 
 WINDOW_FRAMES = 8
@@ -238,6 +238,8 @@ class RemoteMemory:
     link: str
     stream: str
     lease: str | None
+    keep: Callable[[PeerMemo], Awaitable[None]] | None = None
+    """By which call it is kept; None for one of its own."""
 
     async def recall(self) -> PeerPosition:
         """Give the position."""
@@ -245,7 +247,10 @@ class RemoteMemory:
 
     async def remember(self, position: PeerPosition, settles: Release | None = None) -> None:
         """Keep the position."""
-        await self.admin.remember_peer(self.link, self.stream, position, self.lease, settles)
+        from bsfg.wire.service import PeerMemo
+
+        keep = self.keep or self.admin.remember_peer
+        await keep(PeerMemo(self.link, self.stream, position, self.lease, settles))
 
 
 @dataclass(slots=True)
@@ -260,6 +265,7 @@ class TaskPull:
     lease: str | None
     came: Callable[[], None] = lambda: None
     confirm_every_seconds: float = CONFIRM_EVERY_SECONDS
+    keep: Callable[[PeerMemo], Awaitable[None]] | None = None
     _source: PeerLink = field(init=False)
     _turns: CourierFlow = field(init=False)
     _courier: Courier = field(init=False)
@@ -270,7 +276,7 @@ class TaskPull:
 
         link = self.plan.link
         self._source = ClientLink(link.zone, self.of.consumer, self.peer, link.carry_only, link.filter)
-        self._memory = RemoteMemory(self.admin, link.name, self.stream, self.lease)
+        self._memory = RemoteMemory(self.admin, link.name, self.stream, self.lease, self.keep)
         self._turns = CourierFlow(
             self._source, self._memory, clock=SystemClock(), confirm_every_seconds=self.confirm_every_seconds
         )

@@ -19,11 +19,12 @@ from bsfg.errors import BsfgError, LeaseHeld, LeaseLost, RemoteError, UnknownLin
 from bsfg.gate import Event, Gate, Mode
 from bsfg.journey.receive import PullProgress
 from bsfg.spark.replicate.plan import LEASE_TTL_MS
+from bsfg.together import Together
 
 if TYPE_CHECKING:
     from bsfg.spark.replicate.shift import BundleShift
     from bsfg.wire.adminclient import AdminClient
-    from bsfg.wire.service import KeptLease, LeasesView, LeaseView, LinkReport
+    from bsfg.wire.service import KeptLease, LeasesView, LeaseView, LinkReport, PeerMemo
 
 TELL_EVERY_SECONDS = 0.25
 CAME_SECONDS = 1.0
@@ -54,7 +55,7 @@ class GroupCalls:
 
     def __init__(self, admin: AdminClient, holder: str, plan: int) -> None:
         self._admin, self._holder, self._plan = admin, holder, plan
-        self._is_known = True
+        self._is_known = self._remembers_many = True
 
     async def acquire(self, links: Sequence[str], wait_seconds: float) -> LeasesView:
         """Take the leases of as many links as can be had, waiting until there is one."""
@@ -109,6 +110,23 @@ class GroupCalls:
                 answers.append(error)
         return answers
 
+    async def remember(self, memos: Sequence[PeerMemo]) -> Sequence[BsfgError | None]:
+        """Keep what is known of senders; give for each why it was not kept, None when it was."""
+        if self._remembers_many:
+            try:
+                return await self._admin.remember_peers(memos)
+            except RemoteError as error:
+                self._check_unknown(error)
+                self._remembers_many = False
+        return [await self._remembered(memo) for memo in memos]
+
+    async def _remembered(self, memo: PeerMemo) -> BsfgError | None:
+        try:
+            await self._admin.remember_peer(memo)
+        except BsfgError as error:
+            return error
+        return None
+
     async def _singly(self, asked: Mapping[str, Awaitable[LeaseView]]) -> LeasesView:
         from bsfg.wire.service import LeasesView
 
@@ -121,11 +139,15 @@ class GroupCalls:
         return LeasesView(leases, refused, self._plan)
 
     def _forget(self, error: RemoteError) -> None:
+        self._check_unknown(error)
+        self._is_known = False
+
+    def _check_unknown(self, error: RemoteError) -> None:
+        """Raise an error that is not that of a node which does not know the call."""
         from bsfg.wire.streams import is_unimplemented
 
         if not is_unimplemented(error):
             raise error
-        self._is_known = False
 
 
 class Rounds:
@@ -393,6 +415,21 @@ def _heard(told: Sequence[tuple[RemoteReporter, Untold]], answers: Sequence[Gate
             desk.untold(each, answer)
             errors.append(answer)
     return errors
+
+
+class PositionLine:
+    """Has the node keep what is known of the senders of a task's links, those that come meanwhile in one call."""
+
+    def __init__(self, calls: GroupCalls) -> None:
+        self._calls = calls
+        self._together = Together(self._keep_all, LINKS_AT_ONCE)
+
+    async def keep(self, memo: PeerMemo) -> None:
+        """Return when it is kept; raises why it is not."""
+        await self._together.ask(memo)
+
+    async def _keep_all(self, memos: Sequence[PeerMemo]) -> Sequence[BsfgError | None]:
+        return await self._calls.remember(memos)
 
 
 @dataclass(frozen=True, slots=True)

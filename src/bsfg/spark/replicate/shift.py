@@ -24,7 +24,15 @@ from bsfg.journey.handoff import Handoff
 from bsfg.spark.calls import calls
 from bsfg.spark.daemon import DAEMON_PID
 from bsfg.spark.replicate.carrying import CONFIRM_EVERY_SECONDS, TaskPull
-from bsfg.spark.replicate.group import AWAY_SECONDS, GroupCalls, LeaseGroup, RemoteReporter, ReportLine, TurnTally
+from bsfg.spark.replicate.group import (
+    AWAY_SECONDS,
+    GroupCalls,
+    LeaseGroup,
+    PositionLine,
+    RemoteReporter,
+    ReportLine,
+    TurnTally,
+)
 from bsfg.spark.replicate.plan import BundlePlan, LinkTaskPlan
 from bsfg.throttle import Throttle
 
@@ -110,7 +118,7 @@ class BundleShift:
         self.admin, self.gone = admin, gone
         self._bundle, self._move, self._prepare = bundle, move, prepare
         group = GroupCalls(admin, bundle.holder, bundle.number)
-        self.leases, self.reports = LeaseGroup(group, self), ReportLine(group)
+        self.leases, self.reports, self.positions = LeaseGroup(group, self), ReportLine(group), PositionLine(group)
         self._began = time.monotonic()
         self._first_at = self._passed_at = float("inf")
         self._places = {plan.name: place for place, plan in enumerate(bundle.links)}
@@ -217,7 +225,10 @@ class LinkMover:
         throttle = Throttle(bandwidth, SystemClock().now_unix_ms, urgent) if bandwidth else None
         peer = BoundaryClient(calls().connection(plan.peer), throttle=throttle, packs=plan.link.compression)
         desk = RemoteReporter(shift.reports, plan.name, lease.token, lease.mode)
-        pulls = [TaskPull(plan, each, peer, self._own, admin, lease.token, desk.came, pace) for each in plan.streams]
+        keep = shift.positions.keep
+        pulls = [
+            TaskPull(plan, each, peer, self._own, admin, lease.token, desk.came, pace, keep) for each in plan.streams
+        ]
         handoff = Handoff(plan.link, desk, pulls, note=_note, way=way)
         await handoff.start()
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -247,9 +247,11 @@ class JetStreamState:
         self._values = orjson.loads(self._zone.values("state").get("state", b"{}"))
         return {(kind, name): value for kind, names in self._values.items() for name, value in names.items()}
 
-    def keep(self, kind: str, name: str, value: dict[str, Any]) -> None:
-        """Replace a value and return when it is durable."""
-        fresh = {**self._values, kind: {**self._values.get(kind, {}), name: value}}
+    def keep(self, values: Mapping[tuple[str, str], dict[str, Any]]) -> None:
+        """Replace some values, all in one message, and return when they are durable."""
+        fresh = {kind: dict(names) for kind, names in self._values.items()}
+        for (kind, name), value in values.items():
+            fresh.setdefault(kind, {})[name] = value
         # Not for long: whoever holds a gate keeps everybody waiting meanwhile.
         self._zone.keep(
             "keeping the state of the node", "state", orjson.dumps(fresh), patience_seconds=STATE_PATIENCE_SECONDS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from typing import Any, Self
@@ -209,16 +209,17 @@ class PostgresState:
         rows = self._database.rows("reading the state of the node", "SELECT kind, name, value FROM state")
         return {(kind, name): orjson.loads(value) for kind, name, value in rows}
 
-    def keep(self, kind: str, name: str, value: dict[str, Any]) -> None:
-        """Replace a value and return when it is durable."""
+    def keep(self, values: Mapping[tuple[str, str], dict[str, Any]]) -> None:
+        """Replace some values in one transaction, and return when they are durable."""
         asked = "INSERT INTO state VALUES (%s, %s, %s) ON CONFLICT (kind, name) DO UPDATE SET value = excluded.value"
-        row = (kind, name, orjson.dumps(value).decode())
+        rows = [(*name, orjson.dumps(value).decode()) for name, value in values.items()]
+
+        def change(connection: Connection) -> None:
+            with connection.cursor() as cursor:
+                cursor.executemany(asked, rows)
+
         # Not for long: whoever holds a gate keeps everybody waiting meanwhile.
-        self._database.change(
-            "keeping the state of the node",
-            lambda connection: connection.execute(asked, row),
-            patience_seconds=STATE_PATIENCE_SECONDS,
-        )
+        self._database.change("keeping the state of the node", change, patience_seconds=STATE_PATIENCE_SECONDS)
 
     def close(self) -> None:
         """The connections are the storage's."""
