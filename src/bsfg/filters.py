@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -47,7 +47,9 @@ class FactFilter:
             check_patterns(name, getattr(self, name))
 
     def __bool__(self) -> bool:
-        return any(value not in ((), None) for value in astuple(self))
+        if self.subjects or self.predicates or self.from_zones or self.to_zones:
+            return True
+        return self.produced_from_unix_ms is not None or self.produced_before_unix_ms is not None
 
     @property
     def columns(self) -> tuple[str, ...]:
