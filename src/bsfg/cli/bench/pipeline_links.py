@@ -9,6 +9,7 @@ is told.
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -49,6 +50,9 @@ WARM_UP_SECONDS = 3.0
 IDLE_SECONDS = 30.0
 MOVING_SECONDS_MAX = 600.0
 SETTLE_SECONDS = 5.0
+UPKEEP_SECONDS = 15.0
+"""How often a sender looks after its buffers and gates."""
+
 _PER_SENDER = 10**9
 
 _STREAM = f"""
@@ -368,14 +372,19 @@ class _Sender:
 
 async def _serve(root: Path, zones: list[str]) -> None:
     from bsfg.config import load
+    from bsfg.node import upkeep
     from bsfg.node.logs import configure
     from bsfg.node.node import Node
 
     configure("warning")
+    # A hundred nodes that look after themselves every second would keep each other waiting, as none with a process of
+    # its own does.
+    upkeep.LOOK_SECONDS = UPKEEP_SECONDS
     async with AsyncExitStack() as stack:
         nodes = [await stack.enter_async_context(Node(load(root / zone / "zone.toml"))) for zone in zones]
         stores = [await node.parts.store(STREAM) for node in nodes]
         senders = [_Sender(number, *each) for number, each in enumerate(zip(zones, stores, strict=True))]
+        gc.freeze()  # as a node does when it has started
         _answer([node.grpc_port for node in nodes])
         while line := await asyncio.to_thread(sys.stdin.buffer.readline):
             _answer(await _append(senders, *orjson.loads(line)))
