@@ -183,6 +183,17 @@ def test_autonomy_is_that_of_the_buffer_which_is_full_first() -> None:
     assert "autonomy: not known yet" in unknown and " unknown " in unknown
 
 
+def test_findings_are_sentences() -> None:
+    """One fact waits, two wait; a link is autonomous, or in reconciliation."""
+    for changed, says in (
+        ({"buffer__quarantined": 1}, "1 fact waits in quarantine for a decision, in operational/store"),
+        ({"buffer__quarantined": 2}, "2 facts wait in quarantine for a decision, in operational/store"),
+        ({"link__mode": "autonomous"}, "from-enterprise is autonomous"),
+        ({"link__mode": "reconciliation"}, "from-enterprise is in reconciliation"),
+    ):
+        assert any(each.says.startswith(says) for each in findings(document(**changed))), says
+
+
 def test_everything_of_a_wide_terminal_is_shown() -> None:
     """Streams, fill, frontier, backlog, mode, lag and who moves a link are there, and each in a word."""
     text = drawn(document(link__mode="reconciliation", report__backlog=1_234), 120)

@@ -1,0 +1,40 @@
+"""What the web site of the documentation needs beyond its pages: cells that know the names of their columns.
+
+MkDocs calls it (`hooks` in mkdocs.yml). On a telephone a row of a table is read from top to bottom (docs/site.css), and
+each cell says what it is. The first is what the row is about; where there is but one other, nobody asks.
+"""
+
+from __future__ import annotations
+
+import re
+from html import escape, unescape
+from typing import Any
+
+_TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
+_CELL = re.compile(r"<td(?P<rest>[^>]*)>(?P<text>.*?)</td>", re.DOTALL)
+
+
+def on_page_content(html: str, **page: Any) -> str:
+    """Label the cells of a page's tables."""
+    return _TABLE.sub(_labelled, html)
+
+
+def _labelled(table: re.Match[str]) -> str:
+    names = [unescape(re.sub(r"<[^>]+>", "", each)) for each in re.findall(r"<th[^>]*>(.*?)</th>", table[0], re.DOTALL)]
+    if len(names) < 3:
+        return table[0]
+    rows = table[0].split("<tr>")
+    return "<tr>".join(_row(row, names) for row in rows)
+
+
+def _row(row: str, names: list[str]) -> str:
+    column = -1
+
+    def cell(found: re.Match[str]) -> str:
+        nonlocal column
+        column += 1
+        if not (column and names[column] and found["text"]):
+            return found[0]
+        return f'<td{found["rest"]} data-label="{escape(names[column])}">{found["text"]}</td>'
+
+    return _CELL.sub(cell, row)
