@@ -32,6 +32,13 @@ def test_help_lists_every_command_and_teaches(bsfg: Run) -> None:
     assert bsfg("-h").out == outcome.out
 
 
+def test_a_flag_shows_no_value(bsfg: Run) -> None:
+    """Nobody is led to write `--json true`; what takes a value says of which kind."""
+    for args in (["--help"], ["status", "--help"], ["token", "-h"]):
+        assert "<bool>" not in bsfg(*args).out
+    assert "<viewer|operator>" in bsfg("token", "--help").out
+
+
 def test_no_arguments_show_the_help(bsfg: Run) -> None:
     """`bsfg` alone shows its help, with the exit code of wrong usage."""
     outcome = bsfg()

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand, TyperGroup, TyperOption
 from typer.main import get_command
 
 import bsfg
@@ -149,6 +149,7 @@ def run(args: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if args is None else args)
     as_json = "--json" in given
     console.cache_clear()
+    TyperOption.display_type_rich = _value_shown  # type: ignore[method-assign]
     if {"-h", "--help"} & set(given):
         _fold_names()
     try:
@@ -168,6 +169,14 @@ def run(args: Sequence[str] | None = None) -> int:
     except Exception as error:
         code = _unexpected(error, as_json)
     return _flushed(code)
+
+
+_VALUE_OF_TYPER = TyperOption.display_type_rich
+
+
+def _value_shown(option: TyperOption, ctx: Any) -> str | None:
+    """Show the kind of an option's value, and none where it takes none: `--json <bool>` would ask for a word."""
+    return None if option.is_flag else _VALUE_OF_TYPER(option, ctx)
 
 
 def _fold_names() -> None:
