@@ -1,4 +1,4 @@
-"""What the web site of the documentation needs beyond its pages: cells that know the names of their columns.
+"""What the web site of the documentation needs beyond its pages: cells that are named, and options in one piece.
 
 MkDocs calls it (`hooks` in mkdocs.yml). On a telephone a row of a table is read from top to bottom (docs/site.css), and
 each cell says what it is. The first is what the row is about; where there is but one other, nobody asks.
@@ -11,12 +11,13 @@ from html import escape, unescape
 from typing import Any
 
 _TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
+_OPTION = re.compile(r"<code>(--?[\w-]{1,26})</code>")
 _CELL = re.compile(r"<td(?P<rest>[^>]*)>(?P<text>.*?)</td>", re.DOTALL)
 
 
 def on_page_content(html: str, **page: Any) -> str:
-    """Label the cells of a page's tables."""
-    return _TABLE.sub(_labelled, html)
+    """Label the cells of a page's tables, and keep options in one line: a browser would end it behind `--`."""
+    return _TABLE.sub(_labelled, _OPTION.sub(r'<code class="whole">\1</code>', html))
 
 
 def _labelled(table: re.Match[str]) -> str:

@@ -64,6 +64,14 @@ async def _read(site: Path, pages: list[Path]) -> None:
 
 
 @pytest.mark.xdist_group("site")
+def test_what_is_code_looks_like_code(site: Path) -> None:
+    """No fence is left in a page as text, also within a list; an option is not torn behind its hyphens."""
+    for page in site.rglob("*.html"):
+        assert "```" not in page.read_text("utf-8"), page
+    assert '<code class="whole">--json</code>' in (site / "guides/operating.html").read_text("utf-8")
+
+
+@pytest.mark.xdist_group("site")
 def test_a_cell_says_what_it_is(site: Path) -> None:
     """Where columns are not beside each other, a cell has the name of its own; the first needs none."""
     text = (site / "reference/configuration.html").read_text("utf-8")

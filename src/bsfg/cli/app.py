@@ -180,10 +180,24 @@ def _value_shown(option: TyperOption, ctx: Any) -> str | None:
 
 
 def _fold_names() -> None:
-    """Have long names of options go on in the next line where a window is narrow; they would be cut."""
+    """Have long names of options and in what is said of them go on in the next line of a narrow window, uncut."""
+    from rich.columns import Columns
     from typer import rich_utils
 
+    def folded(items: list[Any]) -> Columns:
+        return Columns([_uncut(item) for item in items])
+
+    rich_utils.Columns = folded  # type: ignore[assignment, misc]
     rich_utils.highlighter = partial(_folded, rich_utils.OptionHighlighter())  # type: ignore[assignment]
+    rich_utils.negative_highlighter = partial(_folded, rich_utils.NegativeOptionHighlighter())  # type: ignore[assignment]
+
+
+def _uncut(item: Any) -> Any:
+    from rich.text import Text
+
+    if isinstance(item, Text):
+        item.overflow = "fold"
+    return item
 
 
 def _folded(highlighter: Any, text: Any) -> Any:

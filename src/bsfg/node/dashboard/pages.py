@@ -173,6 +173,8 @@ def rendered(text: str, name: str) -> str:
             _name_codes(tokens[at + 1].children or (), taken)
         for child in token.children or ():
             _lead(child, name)
+            if child.type == "code_inline" and re.fullmatch(r"--?[\w-]{1,26}", child.content):
+                child.attrSet("class", "whole")  # a browser would end the line behind the hyphens
     _label_cells(tokens)
     return str(reader.renderer.render(tokens, reader.options, {}))
 
