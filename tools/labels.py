@@ -20,11 +20,13 @@ def on_page_content(html: str, **page: Any) -> str:
     return _TABLE.sub(_labelled, _OPTION.sub(r'<code class="whole">\1</code>', html))
 
 
-def _labelled(table: re.Match[str]) -> str:
-    names = [unescape(re.sub(r"<[^>]+>", "", each)) for each in re.findall(r"<th[^>]*>(.*?)</th>", table[0], re.DOTALL)]
+def _labelled(found: re.Match[str]) -> str:
+    # A bar that ends no cell is written with a backslash, which the Markdown of the site leaves in code.
+    table = found[0].replace("\\|", "|")
+    names = [unescape(re.sub(r"<[^>]+>", "", each)) for each in re.findall(r"<th[^>]*>(.*?)</th>", table, re.DOTALL)]
     if len(names) < 3:
-        return table[0]
-    rows = table[0].split("<tr>")
+        return table
+    rows = table.split("<tr>")
     return "<tr>".join(_row(row, names) for row in rows)
 
 

@@ -65,9 +65,10 @@ async def _read(site: Path, pages: list[Path]) -> None:
 
 @pytest.mark.xdist_group("site")
 def test_what_is_code_looks_like_code(site: Path) -> None:
-    """No fence is left in a page as text, also within a list; an option is not torn behind its hyphens."""
+    """No fence is left in a page as text, also within a list; an option is not torn, a bar not escaped."""
     for page in site.rglob("*.html"):
         assert "```" not in page.read_text("utf-8"), page
+    assert "<code>--engine &lt;spark|native&gt;</code>" in (site / "reference/cli.html").read_text("utf-8")
     assert '<code class="whole">--json</code>' in (site / "guides/operating.html").read_text("utf-8")
 
 

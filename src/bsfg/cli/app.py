@@ -149,7 +149,7 @@ def run(args: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if args is None else args)
     as_json = "--json" in given
     console.cache_clear()
-    TyperOption.display_type_rich = _value_shown  # type: ignore[method-assign]
+    TyperOption.display_type_rich = _value_shown  # type: ignore[method-assign, assignment]
     if {"-h", "--help"} & set(given):
         _fold_names()
     try:
@@ -187,7 +187,7 @@ def _fold_names() -> None:
     def folded(items: list[Any]) -> Columns:
         return Columns([_uncut(item) for item in items])
 
-    rich_utils.Columns = folded  # type: ignore[assignment, misc]
+    rich_utils.Columns = folded  # type: ignore[attr-defined, assignment]
     rich_utils.highlighter = partial(_folded, rich_utils.OptionHighlighter())  # type: ignore[assignment]
     rich_utils.negative_highlighter = partial(_folded, rich_utils.NegativeOptionHighlighter())  # type: ignore[assignment]
 
