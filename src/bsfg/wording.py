@@ -96,6 +96,11 @@ def count_text(number: int) -> str:
     return f"{number:,}"
 
 
+def offset_text(offset: int) -> str:
+    """Write an offset, without groups so that it can be pasted; before the first there is none."""
+    return str(offset) if offset >= 0 else "–"
+
+
 def duration_text(seconds: float) -> str:
     """Write a span of time in the unit that suits it."""
     if shown_seconds(seconds) < 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +31,22 @@ def test_help_lists_every_command_and_teaches(bsfg: Run) -> None:
     assert all(f" {name} " in outcome.out for name in COMMANDS)
     assert "Examples" in outcome.out
     assert bsfg("-h").out == outcome.out
+
+
+def test_a_flag_shows_no_value(bsfg: Run) -> None:
+    """Nobody is led to write `--json true`; what takes a value says of which kind."""
+    for args in (["--help"], ["status", "--help"], ["token", "-h"]):
+        assert "<bool>" not in bsfg(*args).out
+    assert "<viewer|operator>" in bsfg("token", "--help").out
+
+
+@pytest.mark.parametrize("command", [["init"], ["consumers", "add"], ["pipeline", "land"], ["pipeline", "webhook"]])
+def test_a_narrow_window_cuts_no_word(command: list[str]) -> None:
+    """In 60 columns long names go on in the next line, those of options and those in what is said of them."""
+    narrow = {**environment(), "COLUMNS": "60", "TERMINAL_WIDTH": "60"}
+    line = [sys.executable, "-m", "bsfg", *command, "--help"]
+    shown = subprocess.run(line, env=narrow, capture_output=True, text=True, check=True).stdout
+    assert "Options" in shown and not re.search(r"\w…", shown), shown
 
 
 def test_no_arguments_show_the_help(bsfg: Run) -> None:

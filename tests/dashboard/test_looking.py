@@ -173,6 +173,20 @@ def test_links_between_pages_lead_somewhere(path: Path) -> None:
             assert f'id="{part}"' in rendered(pages[name].read_text(), name), target
 
 
+def test_an_option_stays_whole() -> None:
+    """A line does not end behind the hyphens of an option; a longer piece of code may break."""
+    made = rendered("`--with-keys`, `bsfg status --json`", "index")
+    assert '<code class="whole">--with-keys</code>' in made and "<code>bsfg status --json</code>" in made
+
+
+def test_a_cell_says_what_it_is() -> None:
+    """On a phone, where columns are not beside each other, a cell has the name of its own; the first needs none."""
+    made = rendered(
+        "| Key | Default | `Kind` |\n|---|---|---|\n| a | 1 | |\n\n| Word | Meaning |\n|---|---|\n| b | c |\n", "index"
+    )
+    assert '<td>a</td>\n<td data-label="Default">1</td>\n<td></td>' in made and "<td>b</td>\n<td>c</td>" in made
+
+
 def test_markup_in_a_page_stays_text() -> None:
     """A page brings no HTML of its own."""
     made = rendered("# A\n\n<script>x</script> <b>y</b>\n\n[x](javascript:alert(1))\n", "index")

@@ -188,3 +188,35 @@ async def test_labels_stand_beside_the_curves(stages: Stages, width: int) -> Non
                 assert label["right"] <= plot["right"] + 1 and label["top"] >= plot["top"] - 1
             first, second = sorted(labels, key=lambda box: box["top"])
             assert first["bottom"] <= second["top"] + 1
+
+
+async def test_words_are_those_of_people(stages: Stages) -> None:
+    """One record is not records, a command that is named looks like one, a unit stays with its number."""
+    stage = await stages()
+    async with browsing() as browser:
+        page = await stage.signed_in(browser, "shift-lead", viewport={"width": 390, "height": 844})
+        written = """async () => {
+            const { counted, whole } = await import('/dashboard/static/js/format.js');
+            const { said } = await import('/dashboard/static/js/dom.js');
+            const shown = said("see `bsfg quarantine`, ` or not").map((each) => each.outerHTML).join("");
+            return [counted(1, "gap record"), counted(1000, "gap record"), whole("1.5 KiB of 10 GiB"), shown];
+        }"""
+        one, many, size, shown = await page.evaluate(written)
+        assert (one, many, size) == ("1 gap record", "1,000 gap records", "1.5\u00a0KiB of 10\u00a0GiB")
+        assert shown == "<bdi>see </bdi><code><bdi>bsfg quarantine</bdi></code><bdi>, ` or not</bdi>"
+
+
+async def test_on_a_phone_a_card_is_read_from_top_to_bottom(stages: Stages) -> None:
+    """What a view is for stands below its name, and all fields of a search begin at one place."""
+    stage = await stages()
+    async with browsing() as browser:
+        page = await stage.signed_in(browser, "shift-lead", viewport={"width": 390, "height": 844})
+        for view in ("records", "history", "trail", "certificates"):
+            await page.goto(f"{stage.origin}/dashboard/#{view}")
+            section = page.locator(f'section[data-of="{view}"]')
+            await expect(section).to_be_visible()
+            [name, *_] = await section.locator("h2").evaluate_all(BOXES)
+            [note, *_] = await section.locator("header p.note").evaluate_all(BOXES)
+            assert note["top"] >= name["bottom"] and note["left"] == name["left"], view
+            fields = await section.locator(".choices :is(input, select)").evaluate_all(BOXES)
+            assert len({field["left"] for field in fields}) <= 1, view

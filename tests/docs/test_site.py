@@ -14,6 +14,7 @@ from playwright.async_api import expect
 from tests.dashboard.stage import browsing, opened
 
 ROOT = Path(__file__).parents[2]
+WIDER = "(all) => all.map((each) => each.scrollWidth > each.clientWidth)"
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("*.md"))]
 
 
@@ -58,6 +59,25 @@ async def _read(site: Path, pages: list[Path]) -> None:
             assert await page.evaluate("document.documentElement.scrollWidth") <= 1280, found
             await page.set_viewport_size({"width": 390, "height": 900})
             assert await page.evaluate("document.documentElement.scrollWidth") <= 390, found
+            wide = await page.locator(".md-typeset__scrollwrap").evaluate_all(WIDER)
+            assert not any(wide), f"a table is read without moving it aside: {found}"
+
+
+@pytest.mark.xdist_group("site")
+def test_what_is_code_looks_like_code(site: Path) -> None:
+    """No fence is left in a page as text, also within a list; an option is not torn, a bar not escaped."""
+    for page in site.rglob("*.html"):
+        assert "```" not in page.read_text("utf-8"), page
+    assert "<code>--engine &lt;spark|native&gt;</code>" in (site / "reference/cli.html").read_text("utf-8")
+    assert '<code class="whole">--json</code>' in (site / "guides/operating.html").read_text("utf-8")
+
+
+@pytest.mark.xdist_group("site")
+def test_a_cell_says_what_it_is(site: Path) -> None:
+    """Where columns are not beside each other, a cell has the name of its own; the first needs none."""
+    text = (site / "reference/configuration.html").read_text("utf-8")
+    assert '<td data-label="Default"><code>"data"</code></td>' in text and 'data-label="Key"' not in text
+    assert "data-label" not in (site / "glossary.html").read_text("utf-8"), "two columns explain themselves"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

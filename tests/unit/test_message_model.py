@@ -52,7 +52,8 @@ def test_the_fields_are_those_of_the_rule_table() -> None:
 def test_the_limits_are_those_of_the_code() -> None:
     """The limits of a batch and the depth of JSON are stated as they are."""
     text = " ".join(PAGE.split())
-    assert f"at most {DEFAULT_LIMITS.max_batch_facts} facts and {DEFAULT_LIMITS.max_batch_bytes} bytes" in text
+    assert f"at most {DEFAULT_LIMITS.max_batch_facts:,} facts and {DEFAULT_LIMITS.max_batch_bytes >> 30} GiB" in text
+    assert DEFAULT_LIMITS.max_batch_bytes % (1 << 30) == 0
     assert f"nested more than {MAX_DEPTH} deep" in text
 
 

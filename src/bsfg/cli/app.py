@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand, TyperGroup, TyperOption
 from typer.main import get_command
 
 import bsfg
@@ -149,6 +149,7 @@ def run(args: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if args is None else args)
     as_json = "--json" in given
     console.cache_clear()
+    TyperOption.display_type_rich = _value_shown  # type: ignore[method-assign, assignment]
     if {"-h", "--help"} & set(given):
         _fold_names()
     try:
@@ -170,11 +171,33 @@ def run(args: Sequence[str] | None = None) -> int:
     return _flushed(code)
 
 
+_VALUE_OF_TYPER = TyperOption.display_type_rich
+
+
+def _value_shown(option: TyperOption, ctx: Any) -> str | None:
+    """Show the kind of an option's value, and none where it takes none: `--json <bool>` would ask for a word."""
+    return None if option.is_flag else _VALUE_OF_TYPER(option, ctx)
+
+
 def _fold_names() -> None:
-    """Have long names of options go on in the next line where a window is narrow; they would be cut."""
+    """Have long names of options and in what is said of them go on in the next line of a narrow window, uncut."""
+    from rich.columns import Columns
     from typer import rich_utils
 
+    def folded(items: list[Any]) -> Columns:
+        return Columns([_uncut(item) for item in items])
+
+    rich_utils.Columns = folded  # type: ignore[attr-defined, assignment]
     rich_utils.highlighter = partial(_folded, rich_utils.OptionHighlighter())  # type: ignore[assignment]
+    rich_utils.negative_highlighter = partial(_folded, rich_utils.NegativeOptionHighlighter())  # type: ignore[assignment]
+
+
+def _uncut(item: Any) -> Any:
+    from rich.text import Text
+
+    if isinstance(item, Text):
+        item.overflow = "fold"
+    return item
 
 
 def _folded(highlighter: Any, text: Any) -> Any:

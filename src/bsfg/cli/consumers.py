@@ -27,7 +27,7 @@ from bsfg.cli.connection import Target, admin_of, connects
 from bsfg.cli.output import CellLines, console, count_text, examples, fitting, print_json, range_text, table, time_text
 from bsfg.errors import ConsumerExists, InvalidArgument, UnknownConsumer, UnknownStream
 from bsfg.ports import Buffer, ConsumerSpec, StartAt
-from bsfg.wording import counted
+from bsfg.wording import counted, offset_text
 
 if TYPE_CHECKING:
     from bsfg.wire.adminclient import AdminClient
@@ -220,6 +220,6 @@ def _table(views: list[ConsumerView], wide: bool) -> Any:
             backlog, kind = Text("–", "dim"), Text(f"retired: {state.retired_reason}" if wide else "retired", "dim")
         where = f"{spec.stream}/{spec.buffer}"
         row: list[str | Text] = [spec.name, where] if wide else [CellLines(spec.name, f"  {where}")]
-        row += [str(state.checkpoint.committed), backlog, kind]
+        row += [offset_text(state.checkpoint.committed), backlog, kind]
         result.add_row(*row, *((_start_text(spec), time_text(state.created_unix_ms)) if wide else ()))
     return result

@@ -33,7 +33,17 @@ from bsfg.node.status import (
 )
 from bsfg.ports import Buffer
 from bsfg.retry import Retry
-from bsfg.wording import count_text, duration_text, hours_text, one_line, percent_text, rate_text, size_text, time_text
+from bsfg.wording import (
+    count_text,
+    duration_text,
+    hours_text,
+    offset_text,
+    one_line,
+    percent_text,
+    rate_text,
+    size_text,
+    time_text,
+)
 
 if TYPE_CHECKING:
     from bsfg.wire.connection import Connection
@@ -177,7 +187,7 @@ def _consumers(document: Document, room: int) -> RenderableType:
     for consumer in document["consumers"]:
         name, where = consumer["name"], f"{consumer['stream']}/{consumer['buffer']}"
         row: list[str | Text] = [name, where] if wide else [CellLines(name, f"  {where}")]
-        row.append(str(consumer["committed"]))
+        row.append(offset_text(consumer["committed"]))
         if consumer["retired_reason"] is not None:
             row += [Text("retired", "dim"), Text(str(consumer["retired_reason"]), "dim"), ""]
         else:

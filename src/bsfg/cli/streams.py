@@ -15,7 +15,7 @@ from bsfg.cli.connection import Target, admin_of, connects
 from bsfg.cli.output import CellLines, console, examples, fitting, print_json, table
 from bsfg.errors import UnknownStream
 from bsfg.ports import Buffer
-from bsfg.wording import counted
+from bsfg.wording import counted, offset_text
 
 if TYPE_CHECKING:
     from bsfg.wire.connection import Connection
@@ -93,10 +93,10 @@ def _table(views: list[FrontierView], wide: bool) -> Any:
     numbers = ("begins", "frontier", "ends")
     result = table("buffer", *numbers, *(("waits for",) if wide else ()), right=numbers)
     for view in views:
-        names = [f"{name} (link)" if name in view.held_by else name for name in view.slowest]
-        names += [f"{name} (link)" for name in view.held_by if name not in view.slowest]
+        names = [f"{name}\u00a0(link)" if name in view.held_by else name for name in view.slowest]
+        names += [f"{name}\u00a0(link)" for name in view.held_by if name not in view.slowest]
         waits = ", ".join(names) or "nobody"
-        frontier = str(view.frontier) if names else "–"
+        frontier = offset_text(view.frontier) if names else "–"
         name = f"{view.stream}/{view.buffer}"
         shown = name if wide else CellLines(name, f"  waits for {waits}")
         result.add_row(shown, str(view.start), frontier, str(view.end), *([waits] if wide else ()))

@@ -15,6 +15,7 @@ from bsfg.ports import Clock
 from bsfg.wire.certcheck import Expiry, Lifetime, lifetime
 from bsfg.wire.certs import load_certificates
 from bsfg.wire.peer import names_of
+from bsfg.wording import counted
 
 LOOK_AGAIN_MS = 60_000
 
@@ -42,7 +43,8 @@ class SeenCertificate:
         """Give what an operator should hear, None when there is nothing."""
         if self.life.expiry == Expiry.OK:
             return None
-        return f"{self.file} is {self.life.expiry}: {self.life.left_days} days left; `bsfg certs renew` makes a new one"
+        left = counted(self.life.left_days, "day")
+        return f"{self.file} is {self.life.expiry}: {left} left; `bsfg certs renew` makes a new one"
 
     def to_dict(self) -> dict[str, Any]:
         """Give the form of the status document."""

@@ -23,7 +23,7 @@ from bsfg.node.backends import SharedStorage
 from bsfg.node.parts import NodeContext
 from bsfg.ports import Buffer, BufferStats, ConsumerState
 from bsfg.wire.service import ConsumerView, GateView
-from bsfg.wording import count_text, duration_text, hours_text, percent_text, shown_seconds
+from bsfg.wording import count_text, counted, duration_text, hours_text, percent_text, shown_seconds
 
 LAG_WARNING_SECONDS, LAG_ALERT_SECONDS = 0.1, 1.0
 BACKLOG_WARNING, BACKLOG_ALERT = 100, 10_000
@@ -192,7 +192,9 @@ def _buffer(buffer: Document) -> Iterator[HealthFinding]:
         says = f"the quarantine of {about} is full: links that bring more refused facts pause"
         yield HealthFinding(HealthLevel.ALERT, "quarantine_full", about, says)
     elif buffer["quarantined"]:
-        says = f"{count_text(buffer['quarantined'])} facts wait in quarantine for a decision, in {about}"
+        number = buffer["quarantined"]
+        waiting = f"{counted(number, 'fact')} wait{'s' if number == 1 else ''}"
+        says = f"{waiting} in quarantine for a decision, in {about}"
         yield HealthFinding(HealthLevel.ALERT, "quarantine", about, says)
 
 
@@ -204,7 +206,8 @@ def _link(link: Document, document: Document) -> Iterator[HealthFinding]:
         )
     elif mode != Mode.NORMAL:
         reason = f": {link['reason']}" if link["reason"] else ""
-        yield HealthFinding(HealthLevel.WARNING, f"link_{mode}", about, f"{link['link']} is in {mode}{reason}")
+        is_so = "is autonomous" if mode == Mode.AUTONOMOUS else f"is in {mode}"
+        yield HealthFinding(HealthLevel.WARNING, f"link_{mode}", about, f"{link['link']} {is_so}{reason}")
     for report in _told(link, document):
         lag_seconds = report["lag_seconds"]
         if lag_seconds is None or (level := lag_level(shown_seconds(lag_seconds))) == HealthLevel.OK:

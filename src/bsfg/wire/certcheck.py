@@ -19,7 +19,7 @@ from bsfg.errors import BsfgError, CertificateInvalid
 from bsfg.wire.certs import is_authority, issuer_of, key_of, load_certificates
 from bsfg.wire.peer import PeerNames, names_of
 from bsfg.wire.tls import TlsFiles, Watched, client_context, failure_of, server_context
-from bsfg.wording import CheckFinding, CheckLevel, Says
+from bsfg.wording import CheckFinding, CheckLevel, Says, counted
 
 DAY_SECONDS = 86_400
 WARNING_SECONDS = 30 * DAY_SECONDS
@@ -130,12 +130,12 @@ def _dates(what: str, certificate: x509.Certificate, now: datetime, warning_seco
         says = f"the {what} is valid only from {_iso(certificate.not_valid_before_utc)}"
         yield says_of(check).problem(says, f"Check this machine's clock, which says {_iso(now)}.")
     elif life.expiry == Expiry.WARNING:
-        says = f"the {what} expires in {life.left_days} days, on {_iso(certificate.not_valid_after_utc)}"
+        says = f"the {what} expires in {counted(life.left_days, 'day')}, on {_iso(certificate.not_valid_after_utc)}"
         yield says_of(check).warning(
             says, "Renew it with `bsfg certs renew`, or by who signed it; the node takes the new file up by itself."
         )
     else:
-        yield says_of(check).ok(f"the {what} is valid for another {life.left_days} days")
+        yield says_of(check).ok(f"the {what} is valid for another {counted(life.left_days, 'day')}")
 
 
 def _chain(chain: Sequence[x509.Certificate], authorities: Sequence[x509.Certificate]) -> Iterator[CheckFinding]:

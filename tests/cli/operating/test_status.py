@@ -15,7 +15,7 @@ import bsfg
 from bsfg.cli.output import CleanConsole
 from bsfg.cli.status import bar, render
 from bsfg.node.status import HealthLevel, as_json, autonomy, findings, pipeline_level, worst
-from bsfg.wording import duration_text, hours_text
+from bsfg.wording import duration_text, hours_text, offset_text
 
 NOW = 1_800_000_000_000
 
@@ -181,6 +181,24 @@ def test_autonomy_is_that_of_the_buffer_which_is_full_first() -> None:
     assert "no store buffer grew" in drawn(document(buffer__hours_left=None), 100)
     unknown = drawn(document(buffer__hours_left=None, buffer__facts_per_second=None), 100)
     assert "autonomy: not known yet" in unknown and " unknown " in unknown
+
+
+def test_what_nobody_has_confirmed_has_no_offset() -> None:
+    """Before the first fact the frontier is a dash, as on the dashboard, and not one less than nothing."""
+    text = drawn(document(consumer__committed=-1), 120)
+    assert " -1 " not in text and " – " in text
+    assert (offset_text(-1), offset_text(0), offset_text(12345)) == ("–", "0", "12345")
+
+
+def test_findings_are_sentences() -> None:
+    """One fact waits, two wait; a link is autonomous, or in reconciliation."""
+    for changed, says in (
+        ({"buffer__quarantined": 1}, "1 fact waits in quarantine for a decision, in operational/store"),
+        ({"buffer__quarantined": 2}, "2 facts wait in quarantine for a decision, in operational/store"),
+        ({"link__mode": "autonomous"}, "from-enterprise is autonomous"),
+        ({"link__mode": "reconciliation"}, "from-enterprise is in reconciliation"),
+    ):
+        assert any(each.says.startswith(says) for each in findings(document(**changed))), says
 
 
 def test_everything_of_a_wide_terminal_is_shown() -> None:

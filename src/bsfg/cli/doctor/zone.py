@@ -63,7 +63,9 @@ def _users(subject: Subject) -> Iterator[CheckFinding]:
         if life.expiry == Expiry.EXPIRED:
             yield _certificates_says.warning(f"the certificate of {name} has expired", renew)
         elif life.expiry == Expiry.WARNING:
-            yield _certificates_says.warning(f"the certificate of {name} expires in {life.left_days} days", renew)
+            yield _certificates_says.warning(
+                f"the certificate of {name} expires in {counted(life.left_days, 'day')}", renew
+            )
         elif life.expiry == Expiry.NOT_YET_VALID:
             yield _certificates_says.warning(
                 f"the certificate of {name} is not valid yet", "Check this machine's clock."

@@ -30,7 +30,7 @@ from bsfg.journey.look import FactChoice
 from bsfg.jsonform import entry_to_dict
 from bsfg.ports import Buffer, Frame, GapRecord
 from bsfg.stores.log.reader import LogFolder
-from bsfg.wording import one_line
+from bsfg.wording import offset_text, one_line
 
 SHOWN_ENTRIES = 50
 _FRAME_FACTS = 2_000
@@ -206,7 +206,7 @@ def _consumers(info: FolderInfo, wide: bool) -> Any:
     for item in info.consumers:
         name, where = item.name, f"{item.stream}/{item.buffer}"
         row: list[str | Text] = [name, where] if wide else [CellLines(name, f"  {where}")]
-        row.append(str(item.committed))
+        row.append(offset_text(item.committed))
         row.append("–" if item.lag is None else count_text(item.lag))
         if wide:
             row += [str(len(item.ranges)), "required" if item.required else "optional"]

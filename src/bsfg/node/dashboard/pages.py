@@ -173,7 +173,30 @@ def rendered(text: str, name: str) -> str:
             _name_codes(tokens[at + 1].children or (), taken)
         for child in token.children or ():
             _lead(child, name)
+            if child.type == "code_inline" and re.fullmatch(r"--?[\w-]{1,26}", child.content):
+                child.attrSet("class", "whole")  # a browser would end the line behind the hyphens
+    _label_cells(tokens)
     return str(reader.renderer.render(tokens, reader.options, {}))
+
+
+def _label_cells(tokens: Sequence[Token]) -> None:
+    """Give cells the names of their columns, for screens that show a row from top to bottom.
+
+    The first cell is what the row is about, and where there is but one other nobody asks what it is.
+    """
+    names: list[str] = []
+    column = 0
+    for at, token in enumerate(tokens):
+        if token.type == "thead_open":
+            names = []
+        elif token.type == "tr_open":
+            column = 0
+        elif token.type == "th_open":
+            names.append(tokens[at + 1].content.replace("`", ""))
+        elif token.type == "td_open":
+            if column and len(names) > 2 and tokens[at + 1].content and names[column]:
+                token.attrSet("data-label", names[column])
+            column += 1
 
 
 def _name_codes(children: Sequence[Token], taken: set[str]) -> None:

@@ -1,7 +1,7 @@
 // The buffers of each stream: how full, how far everybody has confirmed, how long the rest has waited.
 
-import { byId, foreign, h, renew, s, table } from "./dom.js";
-import { bytes, count, hours, moment, offset, percent, rate, span } from "./format.js";
+import { byId, foreign, h, renew, s, said, table } from "./dom.js";
+import { bytes, count, counted, hours, moment, offset, percent, rate, span, whole } from "./format.js";
 import { icon } from "./icons.js";
 import { backlogLevel, fillLevel } from "./judge.js";
 import { known } from "./store.js";
@@ -56,7 +56,7 @@ function ruler(buffer, own) {
 function caption(buffer, own) {
   if (buffer.end <= buffer.start) return h("p", { class: "caption" }, "empty");
   const waiting = buffer.first_unconfirmed === null ? 0 : buffer.end - buffer.first_unconfirmed;
-  const readers = own.length ? `${own.length} ${own.length === 1 ? "consumer" : "consumers"}` : "no consumer";
+  const readers = own.length ? counted(own.length, "consumer") : "no consumer";
   return h("p", { class: "caption" },
     h("span", {}, offset(buffer.start)),
     h("span", {}, waiting ? `${count(waiting)} not confirmed, ${readers}` : `all confirmed, ${readers}`),
@@ -66,7 +66,7 @@ function caption(buffer, own) {
 function figures(buffer) {
   const retained = buffer.end > buffer.start;
   return h("dl", { class: "figures" },
-    figure("Used", `${bytes(buffer.used_bytes)} of ${bytes(buffer.capacity_bytes)}`),
+    figure("Used", whole(`${bytes(buffer.used_bytes)} of ${bytes(buffer.capacity_bytes)}`)),
     figure("Offsets kept", retained ? `${offset(buffer.start)}–${offset(buffer.end - 1)}` : "none"),
     figure("Confirmed below", buffer.first_unconfirmed === null ? "all" : offset(buffer.first_unconfirmed)),
     figure("Coming in, last minute", buffer.facts_per_second === null ? "unknown" : rate(buffer.facts_per_second)),
@@ -79,7 +79,7 @@ function figures(buffer) {
 function waits(buffer) {
   if (buffer.oldest_unconfirmed_seconds === null) return "–";
   const of = buffer.max_age_seconds === null ? ", never expires" : ` of ${span(buffer.max_age_seconds)}`;
-  return `${span(buffer.oldest_unconfirmed_seconds)}${of}`;
+  return whole(`${span(buffer.oldest_unconfirmed_seconds)}${of}`);
 }
 
 function figure(name, value, level = null) {
@@ -89,7 +89,7 @@ function figure(name, value, level = null) {
 function consumers() {
   const found = known.state.consumers;
   if (!found.length) {
-    renew(byId("consumers"), h("p", { class: "empty" }, "No consumer is known. `bsfg consumers add` makes one."));
+    renew(byId("consumers"), h("p", { class: "empty" }, said("No consumer is known. `bsfg consumers add` makes one.")));
     return;
   }
   const head = ["Consumer", "Reads", "Frontier", "Backlog", "Kind", "Last fetch"];

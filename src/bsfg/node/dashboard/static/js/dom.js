@@ -39,6 +39,12 @@ export function foreign(text) {
   return h("bdi", {}, shown);
 }
 
+/** Write what the node says: commands that it names between ` and ` look like commands. */
+export function said(text) {
+  const parts = String(text).split(/`([^`]+)`/);
+  return parts.length < 3 ? foreign(text) : parts.map((part, at) => (at % 2 ? h("code", {}, foreign(part)) : part && foreign(part)));
+}
+
 /** Put new children into a place and keep every element that is still the same, so that focus and scrolling stay. */
 export function renew(place, ...children) {
   const fresh = children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false);

@@ -1,4 +1,4 @@
-// Writes values the way people read them. The node's own `bsfg.figures` writes them alike, and a test compares the two.
+// Writes values the way people read them. The node's own `bsfg.wording` writes them alike, and a test compares the two.
 
 const FEW = 10;
 
@@ -10,6 +10,12 @@ function fixed(value, digits = 0) {
 }
 
 export const count = (number) => fixed(number);
+
+/** Write a number of things: 1 gap record, 2 gap records. */
+export const counted = (number, thing) => `${count(number)} ${thing}${number === 1 ? "" : "s"}`;
+
+/** Keep numbers and their units in one line. */
+export const whole = (text) => text.replace(/(\d) (?=[a-zA-Z%])/g, "$1\u00a0");
 
 /** Write an offset: it names a place and has no groups, so that it can be pasted. */
 export const offset = (number) => String(number);

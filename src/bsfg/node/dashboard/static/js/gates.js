@@ -1,6 +1,6 @@
 // The gates as a table, with what an operator may do about each, and what needs attention as a list.
 
-import { byId, foreign, h, renew } from "./dom.js";
+import { byId, foreign, h, renew, said } from "./dom.js";
 import { count, moment, span } from "./format.js";
 import { icon } from "./icons.js";
 import { WORDS } from "./judge.js";
@@ -103,6 +103,6 @@ export function findings() {
     return h("div", { class: "finding", data: { key: `${each.alert}/${each.about}`, finding: each.alert } },
       h("span", { class: `${each.level}-text` }, icon(each.level)),
       h("strong", {}, `${WORDS[each.level]}: ${each.alert.replaceAll("_", " ")}`),
-      h("p", {}, foreign(each.says), from ? ` (since ${moment(from)})` : "", " ", runbook(each.alert)));
+      h("p", {}, said(each.says), from ? ` (since ${moment(from)})` : "", " ", runbook(each.alert)));
   }));
 }

@@ -1,7 +1,7 @@
 // What happened since the node started: alarms raised and cleared, gates that moved; to search, the newest first.
 
 import { get } from "./api.js";
-import { byId, foreign, h, renew, table } from "./dom.js";
+import { byId, foreign, h, renew, said, table } from "./dom.js";
 import { count, moment } from "./format.js";
 import { icon } from "./icons.js";
 import { runbook } from "./gates.js";
@@ -48,5 +48,5 @@ function row(each) {
     h("td", {}, h("span", { class: `pill ${level}` }, level ? icon(level) : null, ["moved", "happened"].includes(each.what) ? name : `${name} ${each.what}`),
       each.what === "moved" ? null : runbook(each.alert)),
     h("td", {}, foreign(each.about)),
-    h("td", {}, h("span", { class: "text" }, foreign(each.text))));
+    h("td", {}, h("span", { class: "text" }, said(each.text))));
 }

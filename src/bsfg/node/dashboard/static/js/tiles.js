@@ -1,7 +1,7 @@
 // The tiles: the six numbers that an operator looks for first.
 
 import { byId, foreign, h, renew, s } from "./dom.js";
-import { count, hours, lifetime, rate, span } from "./format.js";
+import { count, counted, hours, lifetime, rate, span, whole } from "./format.js";
 import { toldAgo } from "./gates.js";
 import { icon } from "./icons.js";
 import { autonomyLevel, backlogLevel, certificateLevel } from "./judge.js";
@@ -64,7 +64,7 @@ function unconfirmed() {
     .sort((a, b) => b.oldest_unconfirmed_seconds - a.oldest_unconfirmed_seconds)[0];
   const near = known.state.buffers.some((each) => each.expiry_near);
   const level = near ? "alert" : backlogLevel(most?.backlog ?? 0);
-  const sub = oldest ? `the oldest waits for ${age(oldest)}` : "everything is confirmed";
+  const sub = oldest ? whole(`the oldest waits for ${age(oldest)}`) : "everything is confirmed";
   const values = summed(seriesOf("backlog").map(({ values }) => values));
   return tile("unconfirmed", "Unconfirmed", level, count(most?.backlog ?? 0), sub, spark([values]));
 }
@@ -78,7 +78,7 @@ function aside() {
   const sum = (name) => known.state.buffers.reduce((total, each) => total + each[name], 0);
   const quarantined = sum("quarantined");
   const gaps = sum("gaps");
-  return tile("quarantine", "In quarantine", quarantined ? "alert" : "ok", count(quarantined), `${count(gaps)} gap records`);
+  return tile("quarantine", "In quarantine", quarantined ? "alert" : "ok", count(quarantined), counted(gaps, "gap record"));
 }
 
 function certificate() {
@@ -86,8 +86,8 @@ function certificate() {
   const first = own.sort((a, b) => a.days_left - b.days_left)[0];
   if (!first) return tile("certificate", "Certificate", "none", "–", "without TLS: for trials on one machine");
   const counts = first.expiry === "ok" || first.expiry === "warning";
-  const value = [lifetime(first, known.state.now_unix_ms), counts && h("small", {}, " left")];
-  return tile("certificate", "Certificate", certificateLevel(first), value, foreign(first.name));
+  const sub = [counts && "left for ", foreign(first.name)];
+  return tile("certificate", "Certificate", certificateLevel(first), lifetime(first, known.state.now_unix_ms), sub);
 }
 
 /** Draw the last ten minutes of a few series, without axes. */
