@@ -48,7 +48,7 @@ class Frontier:
         for first, last in new:
             if first < 0 or last < first:
                 raise InvalidArgument(f"range {first}..{last} is not a range of offsets")
-        committed, islands = _swept(self.committed, sorted(self.ranges + new))
+        committed, islands = _swept(self.committed, self.ranges + new)
         if len(islands) > self.max_ranges:
             raise TooManyRanges(
                 f"{len(islands)} open ranges beyond offset {committed}, the limit is {self.max_ranges}",
@@ -88,14 +88,22 @@ class Frontier:
         return Frontier(self.committed, list(self.ranges), self.max_ranges)
 
 
-def _swept(committed: int, ranges: Iterable[Range]) -> tuple[int, list[Range]]:
-    """Extend a frontier over sorted ranges, which may overlap, and give what stays as islands beyond it."""
+def joined(ranges: Iterable[Range]) -> list[Range]:
+    """Give ranges in order, those that overlap or touch as one."""
     islands: list[Range] = []
-    for first, last in ranges:
-        if not islands and first <= committed + 1:
-            committed = max(committed, last)
-        elif islands and first <= islands[-1][1] + 1:
+    for first, last in sorted(ranges):
+        if islands and first <= islands[-1][1] + 1:
             islands[-1] = (islands[-1][0], max(islands[-1][1], last))
         else:
             islands.append((first, last))
-    return committed, islands
+    return islands
+
+
+def _swept(committed: int, ranges: Iterable[Range]) -> tuple[int, list[Range]]:
+    """Extend a frontier over ranges, and give what stays as islands beyond it."""
+    islands = joined(ranges)
+    reached = bisect_left(islands, (committed + 2,))
+    if reached:
+        # Of those that begin within reach only the last can end beyond it.
+        committed = max(committed, islands[reached - 1][1])
+    return committed, islands[reached:]

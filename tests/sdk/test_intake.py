@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from bsfg.batch import FactBatch
-from bsfg.errors import InvalidArgument, PeerUnreachable, StorageClosed, TimedOut
+from bsfg.errors import InvalidArgument, PeerUnreachable, StorageClosed
 from bsfg.fact import Envelope, Fact, Message
 from bsfg.rows import Row, row_of
 from bsfg.sdk.intake import ROW_BYTES, BatchLimits, OpenBatch, ProducerIntake
@@ -109,12 +109,11 @@ async def test_a_full_queue_makes_senders_wait() -> None:
     entrance = intake(max_queued_bytes=ROW_BYTES)
     entrance.add("s", row("a"))
     assert entrance.is_full
-    thread = asyncio.create_task(asyncio.to_thread(entrance.wait_for_room, 30))
+    thread = asyncio.create_task(asyncio.to_thread(entrance.wait_for_room))
     task = asyncio.create_task(entrance.room())
     await asyncio.sleep(0)
     assert not task.done()
-    with pytest.raises(TimedOut, match="queue"):
-        await asyncio.to_thread(entrance.wait_for_room, 0.01)
+    assert not thread.done()
     entrance.hurry_all()
     gathering = await entrance.next(entrance.lanes["s"])
     assert gathering is not None

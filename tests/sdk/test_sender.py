@@ -27,7 +27,7 @@ from bsfg.errors import (
 )
 from bsfg.fact import Envelope, Fact, Message
 from bsfg.sdk.futures import FactFuture, Outcome
-from bsfg.sdk.sender import Sender, SendOptions, Shipment
+from bsfg.sdk.sender import Sender, SendOptions, Shipment, ShipmentPart
 
 EAGER: dict[str, Any] = {"backoff_first_seconds": 0.0, "backoff_max_seconds": 0.0}
 
@@ -64,9 +64,7 @@ def shipment(messages: Sequence[Message], *, divisible: bool = True, ends: float
     """Make a shipment with an outcome of its own."""
     facts, outcome = FactBatch.from_messages(messages), Outcome()
     outcome.close([each.envelope.message_id for each in messages])
-    made = Shipment.of("s", facts, outcome, facts.nbytes, divisible=divisible)
-    made.ends = ends
-    return made
+    return Shipment("s", facts, (ShipmentPart(outcome, 0, len(facts)),), facts.nbytes, divisible, ends)
 
 
 def futures(shipments: Sequence[Shipment]) -> list[FactFuture]:

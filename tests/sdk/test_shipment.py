@@ -42,7 +42,7 @@ class Sent:
             if made is not None:
                 made.close([str(number) for number in range(at, at + count)])
             outcomes.append(made)
-            parts.append(ShipmentPart(made, 0, at, count))
+            parts.append(ShipmentPart(made, at, count))
             starts.append(at)
             at += count
         sent = Sent(Shipment("s", facts(0, at), parts, at), outcomes, starts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bsfg.config.access import Identity, Token
 from bsfg.config.kinds import ANY, ROLE_ACTIONS, Action, IdentityFrom, Role
@@ -86,26 +86,6 @@ class Decision:
         if self.error is not None:
             raise self.error
         return self
-
-    def to_dict(self) -> dict[str, Any]:
-        """Give the audit record."""
-        request = self.request
-        record: dict[str, Any] = {
-            "identity": self.identity,
-            "zone": self.zone,
-            "action": str(request.action),
-            "allowed": self.allowed,
-            "rule": str(self.rule),
-            "stream": request.stream,
-            "buffer": str(request.buffer) if request.stream else None,
-            "from_zones": sorted(request.from_zones),
-            "to_zones": sorted(request.to_zones),
-            "consumer": request.consumer,
-            "link": request.link,
-        }
-        if self.error is not None:
-            record |= {"code": self.error.code, "message": self.error.message}
-        return {name: value for name, value in record.items() if value not in (None, [])}
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from bsfg.ports import Confirmation, Frame, GapRecord
 from bsfg.retry import Retry
 from bsfg.sdk.sender import NodeLink
 from bsfg.sdk.signing import TrustedKeys
+from bsfg.sdk.thread import call_in
 from bsfg.sealing import digest_mismatches
 
 BACKOFF_FIRST_SECONDS = 0.1
@@ -372,26 +373,13 @@ class ConsumerCore:
             self._refusals.append(refusal)
         every = self._options.confirm_every_facts
         if was_clean or before < every <= self._unsent_facts:
-            self._call_in_loop(self._wake)
+            # When its loop has ended the consumer was closed meanwhile, and what was not sent by then comes again.
+            call_in(self._loop, self._wake)
 
     def _wake(self) -> None:
         self._dirty.set()
         if self._unsent_facts >= self._options.confirm_every_facts:
             self._urgent.set()
-
-    def _call_in_loop(self, call: Callable[[], None]) -> None:
-        try:
-            if asyncio.get_running_loop() is self._loop:
-                call()
-                return
-        except RuntimeError:
-            pass
-        try:
-            self._loop.call_soon_threadsafe(call)
-        except RuntimeError:
-            # The loop has ended: the consumer was closed meanwhile, and what was not sent by then comes again.
-            if not self._loop.is_closed():
-                raise
 
     async def flush(self) -> None:
         """Send all confirmations that wait."""

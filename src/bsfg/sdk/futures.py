@@ -189,9 +189,9 @@ class Outcome:
 
         def wake() -> None:
             if loop is self.loop:
-                _set(waker)
+                resolve(waker)
             elif not loop.is_closed():
-                loop.call_soon_threadsafe(_set, waker)
+                loop.call_soon_threadsafe(resolve, waker)
 
         while not over():
             waker = loop.create_future()
@@ -385,6 +385,7 @@ def _conflict(message_id: str | None, offset: int) -> ConflictingDuplicate:
     )
 
 
-def _set(waker: asyncio.Future[None]) -> None:
+def resolve(waker: asyncio.Future[None]) -> None:
+    """Wake who waits for a future, unless he was woken before or has gone."""
     if not waker.done():
         waker.set_result(None)

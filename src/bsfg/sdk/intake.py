@@ -14,14 +14,15 @@ import numpy as np
 
 from bsfg.batch import SMALL_BATCH_FACTS, FactBatch
 from bsfg.digest import Hasher, hasher_named
-from bsfg.errors import BsfgError, FactTooLarge, InvalidArgument, InvalidFact, StorageClosed, TimedOut
+from bsfg.errors import BsfgError, FactTooLarge, InvalidArgument, InvalidFact, StorageClosed
 from bsfg.fact import SHA256_NAME
 from bsfg.model import Limits
 from bsfg.offload import THREAD_BYTES, by_size
 from bsfg.rows import Row, is_plain, record_batch_of
 from bsfg.rules import check, judge
-from bsfg.sdk.futures import FactFuture, Outcome
+from bsfg.sdk.futures import FactFuture, Outcome, resolve
 from bsfg.sdk.sender import Shipment, ShipmentPart
+from bsfg.sdk.thread import call_in
 from bsfg.sealing import EXPLICIT, MessageIds, seal
 
 if TYPE_CHECKING:
@@ -157,18 +158,11 @@ class ProducerIntake:
         """Whether a sender must wait for room."""
         return self.queued_bytes >= self.max_queued_bytes
 
-    def wait_for_room(self, timeout_seconds: float | None) -> None:
-        """Block a thread until there is room, or raise `TimedOut`."""
-        ends = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+    def wait_for_room(self) -> None:
+        """Block a thread until there is room."""
         with self._room:
             while self.is_full and not self.closing:
-                left = None if ends is None else ends - time.monotonic()
-                if left is not None and left <= 0:
-                    raise TimedOut(
-                        f"the producer's queue of {self.limits.max_queued_bytes} bytes is full",
-                        hint="The node takes less than is sent: slow down, allow more memory, or use an outbox.",
-                    )
-                self._room.wait(left)
+                self._room.wait()
 
     async def room(self) -> None:
         """Wait in the producer's loop until there is room."""
@@ -181,7 +175,7 @@ class ProducerIntake:
         if self.closing:
             raise StorageClosed("the producer is closed", hint="Make a new producer.")
         lane = self.lanes[stream] = StreamIntake(stream)
-        self._call_in_loop(self.on_new_lane, lane)
+        call_in(self._loop, self.on_new_lane, lane)
         return lane
 
     def _opened(self, lane: StreamIntake) -> OpenBatch:
@@ -204,21 +198,8 @@ class ProducerIntake:
             self._wake(lane)
 
     def _wake(self, lane: StreamIntake) -> None:
-        self._call_in_loop(_set, lane.changed)
-
-    def _call_in_loop(self, call: Callable[..., None], *args: object) -> None:
-        try:
-            if asyncio.get_running_loop() is self._loop:
-                call(*args)
-                return
-        except RuntimeError:
-            pass
-        try:
-            self._loop.call_soon_threadsafe(call, *args)
-        except RuntimeError:
-            # The loop has ended: the producer was closed meanwhile, and what was queued has failed with it.
-            if not self._loop.is_closed():
-                raise
+        # When its loop has ended the producer was closed meanwhile, and what was queued has failed with it.
+        call_in(self._loop, lane.changed.set)
 
     # Going out, in the producer's loop.
 
@@ -273,7 +254,7 @@ class ProducerIntake:
             self.queued_bytes -= size_bytes
             self._room.notify_all()
         while self._room_waiters and not self.is_full:
-            _resolve(self._room_waiters.popleft())
+            resolve(self._room_waiters.popleft())
 
     # All of it.
 
@@ -281,7 +262,7 @@ class ProducerIntake:
         """Let every open batch go now."""
         for lane in list(self.lanes.values()):
             lane.hurried = True
-            _set(lane.changed)
+            lane.changed.set()
 
     def live(self) -> list[Outcome]:
         """List the outcomes of everything that is not safe yet."""
@@ -296,18 +277,9 @@ class ProducerIntake:
                 self._close(lane)
             self._room.notify_all()
         for waiter in self._room_waiters:
-            _resolve(waiter)
+            resolve(waiter)
         for lane in self.lanes.values():
-            _set(lane.changed)
-
-
-def _set(event: asyncio.Event) -> None:
-    event.set()
-
-
-def _resolve(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)
+            lane.changed.set()
 
 
 LOOSE = Limits(max_object_bytes=1 << 30, max_batch_facts=1 << 30, max_batch_bytes=1 << 40)
@@ -327,7 +299,7 @@ class Packed:
 
     def shipment(self, stream: str) -> Shipment:
         """Make a shipment of it."""
-        part = ShipmentPart(self.outcome, 0, 0, self.outcome.count)
+        part = ShipmentPart(self.outcome, 0, self.outcome.count)
         return Shipment(stream, self.facts, (part,), self.size_bytes, self.divisible, self.ends, self.rows)
 
 

@@ -25,7 +25,7 @@ import orjson
 from bsfg.canonical import parse_literals, write_literals
 from bsfg.errors import BsfgError, DigestMismatch, ForeignLog, FrameInvalid, HasherUnknown, InvalidArgument
 from bsfg.fact import SHA256_NAME, Entry, Message, Origin
-from bsfg.frontier import Frontier
+from bsfg.frontier import Frontier, joined
 from bsfg.jsonform import message_from_json
 from bsfg.retention import GapReason, GapRecord
 from bsfg.sdk.light import (
@@ -166,16 +166,13 @@ class LightConsumer:
         """Send the confirmations that wait; raises `ForeignLog` for those of a history that is gone."""
         if not self._ranges:
             return
-        joined = _joined(self._ranges)
-        body = {
-            "ranges": joined,
-            "refusals": self._refusals,
-            "log_id": self._log_id,
-        }
+        # A node takes so many at once.
+        ranges = joined(self._ranges)
+        body = {"ranges": ranges, "refusals": self._refusals, "log_id": self._log_id}
         path = path_of("consumers", self.name, "confirm")
         try:
             self._insist(lambda: self._calls.json("POST", path, orjson.dumps(body)))
-            self._frontier.confirm(joined)
+            self._frontier.confirm(ranges)
         except ForeignLog:
             self._log_id = None
             raise
@@ -256,17 +253,6 @@ class LightConsumer:
             # Only what waits for its confirmation came; to ask again at once would be to ask all the time.
             self._closing.wait(min(wait_seconds, BACKOFF_FIRST_SECONDS))
         return items
-
-
-def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Join ranges that touch: a node takes so many at once."""
-    joined: list[tuple[int, int]] = []
-    for first, last in sorted(ranges):
-        if joined and first <= joined[-1][1] + 1:
-            joined[-1] = (joined[-1][0], max(last, joined[-1][1]))
-        else:
-            joined.append((first, last))
-    return joined
 
 
 def _is_told(item: Entry | GapRecord) -> bool:

@@ -172,7 +172,7 @@ class OutboxLane:
             outcome, kept = self._outcomes.get(record.number), self._kept.pop(record.number, None)
             count = len(facts) if outcome is None else outcome.count
             rows.append(at + (kept if kept is not None and outcome is not None else np.arange(len(facts))))
-            parts.append(ShipmentPart(outcome, 0, at, count))
+            parts.append(ShipmentPart(outcome, at, count))
             at += count
         numbers = range(self._next, records[-1].number + 1)
         self._next = numbers.stop

@@ -251,7 +251,7 @@ class Producer:
         """
         intake = self._intake
         if intake.queued_bytes >= intake.max_queued_bytes:
-            intake.wait_for_room(None)
+            intake.wait_for_room()
         return intake.add(self._address.stream(stream), self._address.row(fact, message_id, envelope))
 
     def append(
@@ -267,7 +267,7 @@ class Producer:
 
     def send_batch(self, facts: FactBatch, *, stream: str | None = None) -> BatchFuture:
         """Queue a whole batch and give its future; the node stores all of it or nothing, up to some megabytes."""
-        self._intake.wait_for_room(None)
+        self._intake.wait_for_room()
         return BatchFuture(self._core.add_batch(self._address.stream(stream), facts))
 
     def flush(self, timeout_seconds: float | None = None) -> None:

@@ -24,13 +24,12 @@ from bsfg.wire.streams import Appended, AppendStream
 
 @dataclass(frozen=True, slots=True)
 class ShipmentPart:
-    """Consecutive facts of a shipment that share an outcome: where they stand in it, and in the shipment.
+    """Consecutive facts of a shipment, all those of one outcome, and where they stand.
 
     The outcome is None when nobody holds a future of these facts any more.
     """
 
     outcome: Outcome | None
-    outcome_start: int
     start: int
     count: int
 
@@ -53,11 +52,6 @@ class Shipment:
     refused: list[tuple[FactBatch, BsfgError]] = field(default_factory=list)
     on_over: Callable[[Shipment], None] | None = None
 
-    @staticmethod
-    def of(stream: str, facts: FactBatch, outcome: Outcome, size_bytes: int, *, divisible: bool = True) -> Shipment:
-        """Make a shipment of all the facts of one outcome."""
-        return Shipment(stream, facts, (ShipmentPart(outcome, 0, 0, len(facts)),), size_bytes, divisible)
-
     def __len__(self) -> int:
         return len(self.facts)
 
@@ -67,11 +61,8 @@ class Shipment:
             error = ConflictingDuplicate(f"{conflicts.size} message ids are taken by facts with other bodies")
             self.refused.append((self.facts.take(conflicts), error))
         if self.rows is None and len(self.parts) == 1:
-            part = self.parts[0]
-            if part.outcome is not None:
-                whole = part.outcome_start == 0 and part.count == part.outcome.count
-                rows = None if whole else np.arange(part.outcome_start, part.outcome_start + part.count)
-                part.outcome.settle(appended, rows)
+            if (outcome := self.parts[0].outcome) is not None:
+                outcome.settle(appended)
         else:
             self._settle_parts(appended)
         self._over()
@@ -83,8 +74,7 @@ class Shipment:
                 continue
             first, last = np.searchsorted(rows, (part.start, part.start + part.count))
             if last > first:
-                within = rows[first:last] - part.start + part.outcome_start
-                part.outcome.settle(_slice(appended, int(first), int(last)), within)
+                part.outcome.settle(_slice(appended, int(first), int(last)), rows[first:last] - part.start)
 
     def refuse(self, at: Sequence[int], error: BsfgError) -> None:
         """Take facts out that the node will never accept; their futures fail."""
@@ -96,7 +86,7 @@ class Shipment:
                 chosen = rows[bad]
                 mine = chosen[(chosen >= part.start) & (chosen < part.start + part.count)]
                 if len(mine):
-                    part.outcome.fail(error, (mine - part.start + part.outcome_start).tolist())
+                    part.outcome.fail(error, (mine - part.start).tolist())
         keep = np.setdiff1d(np.arange(len(self.facts)), bad)
         self.rows, self.facts = rows[keep], self.facts.take(keep)
         if not len(keep):
@@ -108,7 +98,7 @@ class Shipment:
         for part in self.parts:
             if part.outcome is not None:
                 mine = rows[(rows >= part.start) & (rows < part.start + part.count)]
-                part.outcome.fail(error, (mine - part.start + part.outcome_start).tolist())
+                part.outcome.fail(error, (mine - part.start).tolist())
         self._over()
 
     def halves(self) -> tuple[Shipment, Shipment]:
@@ -134,21 +124,6 @@ class Shipment:
         if self.on_over is not None:
             call, self.on_over = self.on_over, None
             call(self)
-
-
-def joined(shipments: Sequence[Shipment]) -> Shipment:
-    """Make one shipment of several that were not sent yet, in their order."""
-    if len(shipments) == 1:
-        return shipments[0]
-    parts, at = [], 0
-    for shipment in shipments:
-        parts += [
-            ShipmentPart(part.outcome, part.outcome_start, at + part.start, part.count) for part in shipment.parts
-        ]
-        at += len(shipment)
-    facts = FactBatch.concat([shipment.facts for shipment in shipments])
-    size_bytes = sum(shipment.size_bytes for shipment in shipments)
-    return Shipment(shipments[0].stream, facts, parts, size_bytes)
 
 
 def _slice(appended: Appended, first: int, last: int) -> Appended:

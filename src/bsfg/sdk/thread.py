@@ -80,6 +80,21 @@ class LoopThread:
                 self._thread.join()
 
 
+def call_in(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *args: object) -> None:
+    """Call something in a loop: at once in its own thread, soon from another one, not at all when it has ended."""
+    try:
+        if asyncio.get_running_loop() is loop:
+            call(*args)
+            return
+    except RuntimeError:
+        pass
+    try:
+        loop.call_soon_threadsafe(call, *args)
+    except RuntimeError:
+        if not loop.is_closed():
+            raise
+
+
 def close_forgotten(thread: LoopThread, close: Callable[[float], Coroutine[Any, Any, None]]) -> None:
     """Close what an application forgot to close when it is collected or the program ends, as well as is possible."""
     with contextlib.suppress(Exception):

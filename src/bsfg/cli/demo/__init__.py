@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
+from bsfg.cli.common import flag, option
 from bsfg.cli.output import examples
 
 SECONDS, QUICK_SECONDS = 30.0, 8.0
-SECONDS_MIN, SECONDS_MAX = 4.0, 3600.0
 
 EPILOG = examples(
     ("bsfg demo", "watch it: about a minute and a half, nothing is left behind"),
@@ -33,29 +33,25 @@ class DemoEngine(StrEnum):
 @app.command(epilog=EPILOG)
 def demo(
     *,
-    three_zones: Annotated[
-        bool, typer.Option("--three-zones", help="Put an IDMZ between the two, which relays both ways.")
-    ] = False,
+    three_zones: Annotated[bool, flag("--three-zones", "Put an IDMZ between the two, which relays both ways.")] = False,
     ha: Annotated[
-        bool, typer.Option("--ha", help="Give the plant two nodes on one server, and kill and pause the active one.")
+        bool, flag("--ha", "Give the plant two nodes on one server, and kill and pause the active one.")
     ] = False,
     engine: Annotated[
         DemoEngine, typer.Option(help="What moves the facts: a Spark pipeline per zone, or the nodes themselves.")
     ] = DemoEngine.SPARK,
     seconds: Annotated[
         float,
-        typer.Option(
-            metavar="N",
-            min=SECONDS_MIN,
-            max=SECONDS_MAX,
-            help="How long the acts of the story last together; starting, catching up and the audit come on top.",
+        option(
+            "N",
+            "How long the acts of the story last together; starting, catching up and the audit come on top.",
+            min=4.0,
+            max=3600.0,
         ),
     ] = SECONDS,
-    quick: Annotated[bool, typer.Option("--quick", help=f"The same as --seconds {QUICK_SECONDS:.0f}.")] = False,
-    keep: Annotated[
-        bool, typer.Option("--keep", help="After the verdict leave everything running, until Ctrl-C.")
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print only the verdict, as JSON.")] = False,
+    quick: Annotated[bool, flag("--quick", f"The same as --seconds {QUICK_SECONDS:.0f}.")] = False,
+    keep: Annotated[bool, flag("--keep", "After the verdict leave everything running, until Ctrl-C.")] = False,
+    json: Annotated[bool, flag("--json", "Print only the verdict, as JSON.")] = False,
 ) -> None:
     """Cut the network between two zones, kill a node, heal it all, and prove that nothing is lost or there twice.
 

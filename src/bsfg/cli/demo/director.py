@@ -27,10 +27,13 @@ from bsfg.cli.demo.server import check_installed
 from bsfg.cli.demo.site import CAUGHT_UP, EVENTS, ORDERS, DemoLink, DemoNode, DemoSite, DemoZone
 from bsfg.cli.demo.stage import DemoStage, DemoStep, StageWatch
 from bsfg.cli.output import console, print_json
+from bsfg.clock import SystemClock
 from bsfg.errors import BsfgError, PeerUnreachable, SparkFailed
 from bsfg.gate import Mode
+from bsfg.wording import counted
 
 NORMAL_SHARE, APART_SHARE, AFTER_SHARE = 0.3, 0.35, 0.25
+CLOCK = SystemClock()
 DEAD_SECONDS = 2.0
 READY_SECONDS = 60.0
 AUDIT_SECONDS = 300.0
@@ -161,8 +164,8 @@ class DemoDirector:
                 await self.stage.until(lambda: len(self._ready) == len(self.site.zones), "Spark to start (Java)")
             waiting = sum(each.backlog for each in self.stage.links.values())
             await self.stage.until(self._is_normal, "every gate to be normal")
-            step.detail = f"{facts_text(waiting)} that had waited crossed" if waiting else "every gate is normal"
-        self._times.normal_from = now_unix_ms()
+            step.detail = f"{counted(waiting, 'fact')} that had waited crossed" if waiting else "every gate is normal"
+        self._times.normal_from = CLOCK.now_unix_ms()
 
     async def _cross(self, seconds: float, step: DemoStep) -> None:
         """Watch facts cross for a while."""
@@ -182,14 +185,14 @@ class DemoDirector:
         plant = self.site.plant
         links = [link for link in self.site.links if plant in (link.sender, link.receiver)]
         with self.stage.step("cut") as step:
-            self._times.cut = now_unix_ms()
+            self._times.cut = CLOCK.now_unix_ms()
             for link in links:
                 link.wire.cut()
             self.stage.is_cut = True
             await self.stage.until(lambda: self._is_apart(links), "both sides to notice")
             await self.stage.during(APART_SHARE * self.seconds)
             waiting = sum(self.stage.links[link.key].backlog for link in links)
-            step.detail = f"both sides go on; {facts_text(waiting)} wait on disk"
+            step.detail = f"both sides go on; {counted(waiting, 'fact')} wait on disk"
 
     async def _kill(self) -> None:
         plant = self.site.plant
@@ -210,7 +213,7 @@ class DemoDirector:
             target = producing.sent
             await self.stage.until(lambda: producing.answered >= target, "the producer's outbox to empty")
             await self.stage.until(lambda: seen.alive and seen.appended >= target, "a look at the node")
-            step.detail = f"up after {took:.1f} s; the producer's outbox had kept {facts_text(waiting)}"
+            step.detail = f"up after {took:.1f} s; the producer's outbox had kept {counted(waiting, 'fact')}"
 
     async def _heal(self) -> None:
         with self.stage.step("heal") as step:
@@ -220,14 +223,14 @@ class DemoDirector:
                 link.wire.mend()
             self.stage.is_cut = False
             await self.stage.until(self._is_normal, "the backlog to cross")
-            step.detail = f"{facts_text(waiting)} crossed in {time.monotonic() - began:.1f} s"
-        self._times.after_from = now_unix_ms()
+            step.detail = f"{counted(waiting, 'fact')} crossed in {time.monotonic() - began:.1f} s"
+        self._times.after_from = CLOCK.now_unix_ms()
         with self.stage.step("after") as step:
             await self._cross(AFTER_SHARE * self.seconds, step)
 
     async def _settle(self) -> None:
         with self.stage.step("settle") as step:
-            self._times.pause = now_unix_ms()
+            self._times.pause = CLOCK.now_unix_ms()
             for name in self._producers:
                 self._say(name, "pause")
             producing = self.stage.producing.values()
@@ -252,7 +255,9 @@ class DemoDirector:
                 raise SparkFailed(f"the audit did not end well: {self.crew.last_words('audit')}")
             found: list[dict[str, Any]] = orjson.loads(answer)
             clean = "they agree" if all(each["clean"] for each in found) else "THEY DIFFER"
-            step.detail = f"{facts_text(sum(each['facts'] for each in found))} compared, hash chains verified: {clean}"
+            step.detail = (
+                f"{counted(sum(each['facts'] for each in found), 'fact')} compared, hash chains verified: {clean}"
+            )
         return found
 
     # Conditions.
@@ -391,16 +396,6 @@ def audited(link: DemoLink) -> dict[str, str | None]:
 
 
 _ENDPOINT = ("address", "ca", "certificate", "key", "server_name")
-
-
-def facts_text(count: int) -> str:
-    """Write a number of facts."""
-    return f"{count:,} fact{'' if count == 1 else 's'}"
-
-
-def now_unix_ms() -> int:
-    """Give the time as entries have it."""
-    return time.time_ns() // 1_000_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,19 +187,19 @@ def modes_of(site: DemoSite) -> dict[str, list[str]]:
     """Give the modes that every link has gone through at its receiver, as the nodes logged them."""
     found: dict[str, list[str]] = {}
     for link in site.links:
-        moves = [move for node in link.receiver.nodes for move in _logged(node.words, "gate_moved")]
+        moves = [move for node in link.receiver.nodes for move in _moves(node.words)]
         found[link.key] = [each["mode"] for each in moves if (each["link"], each["side"]) == (link.name, "receiver")]
     return found
 
 
-def _logged(path: Path, event: str) -> Sequence[dict[str, Any]]:
+def _moves(path: Path) -> Sequence[dict[str, Any]]:
     records = []
     for line in path.read_bytes().splitlines():
         try:
             record = orjson.loads(line)
         except orjson.JSONDecodeError:
             continue
-        if record.get("event") == event:
+        if record.get("event") == "gate_moved":
             records.append(record)
     return records
 

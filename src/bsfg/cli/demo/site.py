@@ -16,7 +16,6 @@ from bsfg.node.dashboard.sessions import hash_of, make
 from bsfg.ports import Buffer
 from bsfg.sdk.endpoint import Endpoint
 from bsfg.testing.ports import free_port
-from bsfg.wire.connection import Connection
 
 PIECE_BYTES = 64 << 10
 
@@ -160,12 +159,8 @@ class DemoZone:
         """Where its nodes are, with commas between."""
         return ",".join(node.address for node in self.nodes)
 
-    def connection(self, role: str) -> Connection:
-        """Give a way to its node, whichever is active."""
-        return self.endpoint(role).connect().connection
-
     def endpoint(self, role: str, node: DemoNode | None = None) -> Endpoint:
-        """Give the same in the form that producers take, or the way to one node alone."""
+        """Give the way to its node, whichever is active, or to one node alone."""
         certs = self.root / "certs"
         files = certs / "ca.crt", certs / f"{self.name}-{role}.crt", certs / f"{self.name}-{role}.key"
         return Endpoint(node.address if node is not None else self.address, *files, server_name=f"{self.name}-bsfg")

@@ -42,8 +42,6 @@ class DemoStep:
     title: str
     progress: StepProgress = StepProgress.AHEAD
     detail: str = ""
-    began: float = 0.0
-    seconds: float = 0.0
 
 
 @dataclass(slots=True)
@@ -161,7 +159,7 @@ class DemoStage:
     def step(self, key: str) -> Iterator[DemoStep]:
         """Run a step of the story; what the block writes into its detail is shown when it is over."""
         step = next(each for each in self.steps if each.key == key)
-        step.progress, step.began = StepProgress.NOW, time.monotonic()
+        step.progress = StepProgress.NOW
         self.on_step(step)
         try:
             yield step
@@ -170,7 +168,7 @@ class DemoStage:
             step.progress = StepProgress.FAILED
             raise
         finally:
-            step.seconds, self.note = time.monotonic() - step.began, ""
+            self.note = ""
             if step.progress == StepProgress.DONE:
                 self.on_step(step)
 
@@ -235,7 +233,7 @@ class StageWatch:
 
     async def run(self) -> None:
         """Look until cancelled."""
-        self._connections = {zone.name: zone.connection("viewer") for zone in self._site.zones}
+        self._connections = {zone.name: zone.endpoint("viewer").connect().connection for zone in self._site.zones}
         several = [zone for zone in self._stage.zones.values() if len(zone.nodes) > 1]
         watching = [asyncio.create_task(self._ask(zone.zone, node)) for zone in several for node in zone.nodes]
         try:

@@ -13,7 +13,7 @@ import orjson
 
 from bsfg.cli.demo import referee
 from bsfg.cli.demo.crew import Crew, killed
-from bsfg.cli.demo.director import DemoDirector, facts_text, now_unix_ms
+from bsfg.cli.demo.director import CLOCK, DemoDirector
 from bsfg.cli.demo.referee import STORED, LateFacts, Takeover
 from bsfg.cli.demo.server import DemoServer
 from bsfg.cli.demo.site import EVENTS, DemoSite
@@ -22,6 +22,7 @@ from bsfg.errors import BsfgError, StorageUnavailable
 from bsfg.fact import Envelope, Fact, Message
 from bsfg.ports import Buffer
 from bsfg.wire.client import BoundaryClient
+from bsfg.wording import counted
 
 LATE_FACTS = 5
 """How many facts a paused node is handed, each in a call of its own."""
@@ -74,12 +75,12 @@ class TakeoverDirector(DemoDirector):
     async def _disturb(self) -> None:
         plant = self.stage.zones[self.site.plant.name]
         await self.stage.until(lambda: self._roles() == [False, True], "one node to be active, the other to stand by")
-        self._times.cut = now_unix_ms()
+        self._times.cut = CLOCK.now_unix_ms()
         await self._kill()
         await self.stage.during(BETWEEN_SHARE * self.seconds)
         await self._pause()
         await self.stage.until(lambda: plant.alive and self._is_normal(), "every gate to be normal")
-        self._times.after_from = now_unix_ms()
+        self._times.after_from = CLOCK.now_unix_ms()
         with self.stage.step("after") as step:
             await self._cross(AFTER_SHARE * self.seconds, step)
 
@@ -124,7 +125,7 @@ class TakeoverDirector(DemoDirector):
     async def _hand(self, client: BoundaryClient, number: int) -> str:
         """Give a fact to a node that stands still; say what became of it when it goes on."""
         zones = self.site.plant.name, self.site.enterprise.name
-        envelope = Envelope(*zones, now_unix_ms(), LATE_ID.format(number))
+        envelope = Envelope(*zones, CLOCK.now_unix_ms(), LATE_ID.format(number))
         fact = Fact.of("asset:PlantA/FILLER-07", "cycle_completed", {"late": number})
         try:
             await client.append_fact(EVENTS, Message(envelope, fact))
@@ -144,7 +145,7 @@ class TakeoverDirector(DemoDirector):
         self._takeovers.append(Takeover(how, new.node.name, round(took, 2)))
         waiting, target = producing.sent - producing.answered, producing.sent
         await self.stage.until(lambda: producing.answered >= target, "the producer's outbox to empty")
-        step.detail = f"{new.node.title} is active after {took:.1f} s; {facts_text(waiting)} had waited"
+        step.detail = f"{new.node.title} is active after {took:.1f} s; {counted(waiting, 'fact')} had waited"
 
     # Who is active.
 
@@ -162,7 +163,7 @@ class TakeoverDirector(DemoDirector):
 
     def _span(self) -> tuple[int, int]:
         # Spark takes longer to start than any takeover.
-        return self._times.cut - referee.SPAN_MARGIN_MS, now_unix_ms()
+        return self._times.cut - referee.SPAN_MARGIN_MS, CLOCK.now_unix_ms()
 
     def _more(self) -> dict[str, Any]:
         return {"takeovers": self._takeovers, "late": self._late}

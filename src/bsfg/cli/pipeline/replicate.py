@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import stat
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from errno import EACCES
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from tempfile import gettempdir
@@ -21,19 +21,24 @@ from rich.text import Text
 
 from bsfg.cli.common import flag, handled, option
 from bsfg.cli.connection import DEFAULT_CONFIG, NodeChoice, resolve
-from bsfg.cli.output import console, count_text, examples, json_line, say, table
+from bsfg.cli.output import count_text, examples, say, table
 from bsfg.cli.pipeline.running import (
-    PANEL,
     AllowClearRpc,
+    AsIdentity,
+    AtAddress,
     Conf,
     FollowedFiles,
     Pack,
     SecretFile,
+    SparkMaster,
     Stopped,
+    ZoneFile,
     ends_on_signals,
+    json_lines,
     run_folder,
     settings_of,
     spark_session,
+    staying,
 )
 from bsfg.errors import (
     BsfgError,
@@ -160,14 +165,10 @@ EPILOG = examples(
 @app.command(epilog=EPILOG)
 def replicate(
     *,
-    config: Annotated[
-        Path, option("FILE", "The zone's configuration.", "--config", "-c", envvar="BSFG_CONFIG")
-    ] = DEFAULT_CONFIG,
+    config: ZoneFile = DEFAULT_CONFIG,
     link: Annotated[list[str] | None, option("NAME", "A link to move; all with engine = spark when left out.")] = None,
-    identity: Annotated[
-        str | None, option("NAME", "Call the zone's node as this identity.", envvar="BSFG_IDENTITY")
-    ] = None,
-    address: Annotated[str | None, option("HOST:PORT", "Where the zone's node listens.", envvar="BSFG_ADDRESS")] = None,
+    identity: AsIdentity = None,
+    address: AtAddress = None,
     until_caught_up: Annotated[
         bool,
         flag(
@@ -205,15 +206,7 @@ def replicate(
         ),
     ] = None,
     json: Annotated[bool, flag("--json", "Print a line of JSON every second.")] = False,
-    master: Annotated[
-        str | None,
-        option(
-            "URL",
-            "Where Spark runs: this process when left out, or a cluster such as spark://host:7077.",
-            envvar="BSFG_SPARK_MASTER",
-            panel=PANEL,
-        ),
-    ] = None,
+    master: SparkMaster = None,
     conf: Conf = None,
     pack: Pack = None,
     secret_file: SecretFile = None,
@@ -244,9 +237,10 @@ def replicate(
         layout = Layout.fitting(slots, len(plans), bundles)
         if not layout.replays:
             say(f"Spark runs {slots} tasks at once, {slots + 1} are needed to replay backlogs: they are moved live")
+        lines = json_lines(partial(_document, links.zone))
         with (
             replicating(spark, links, run, replay_backlog, layout) as replication,
-            _shown(links.zone, json=json) as show,
+            nullcontext(lines) if json else staying(partial(_table, _Rates()), _Lines()) as show,
         ):
             watch = CaughtUp(patience) if until_caught_up else None
 
@@ -364,21 +358,6 @@ def usable(folder: Path) -> Path:
     return folder
 
 
-@contextmanager
-def _shown(zone: str, *, json: bool) -> Iterator[Any]:
-    """Give what shows the links: a table that stays in place, lines of JSON, or a line whenever something changes."""
-    if json:
-        yield _JsonLines(zone)
-    elif sys.stderr.isatty():
-        from rich.live import Live
-
-        with Live(console=console(stderr=True), refresh_per_second=2, transient=False) as live:
-            rates = _Rates()
-            yield lambda replication: live.update(_table(replication, rates))
-    else:
-        yield _Lines()
-
-
 class _Rates:
     """How many facts per second crossed lately, from what the sender had left and what the node says arrived."""
 
@@ -396,7 +375,7 @@ class _Rates:
         return self._rate.get(link.plan.name, 0.0)
 
 
-def _table(replication: Replication, rates: _Rates) -> Table:
+def _table(rates: _Rates, replication: Replication) -> Table:
     result = table("link", "mode", "engine", "lag", "backlog", "left", right=("lag", "backlog", "left"))
     for link in replication.links:
         rate = rates.of(link)
@@ -434,20 +413,10 @@ class _Lines:
                 say(text)
 
 
-class _JsonLines:
-    """Writes the state of all links as a line of JSON, every second."""
-
-    def __init__(self, zone: str) -> None:
-        self._zone, self._next = zone, 0.0
-
-    def __call__(self, replication: Replication) -> None:
-        if time.monotonic() < self._next:
-            return
-        self._next = time.monotonic() + 1.0
-        links = [_state(link, replication.restarts) for link in replication.links]
-        document = {"zone": self._zone, "node_away": replication.node_away or None, "links": links}
-        sys.stdout.buffer.write(json_line(document))
-        sys.stdout.buffer.flush()
+def _document(zone: str, replication: Replication) -> dict[str, Any]:
+    """Give the state of all links."""
+    links = [_state(link, replication.restarts) for link in replication.links]
+    return {"zone": zone, "node_away": replication.node_away or None, "links": links}
 
 
 def _state(link: LinkState, restarts: int) -> dict[str, Any]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import asdict, dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,19 +18,24 @@ from rich.text import Text
 
 from bsfg.cli.common import flag, handled, option
 from bsfg.cli.connection import DEFAULT_CONFIG, NodeChoice, resolve
-from bsfg.cli.output import console, count_text, examples, json_line, print_json, say, table
+from bsfg.cli.output import console, count_text, examples, print_json, say, table
 from bsfg.cli.pipeline.running import (
-    PANEL,
     AllowClearRpc,
+    AsIdentity,
+    AtAddress,
     Conf,
     FollowedFiles,
     Pack,
     SecretFile,
+    SparkMaster,
     Stopped,
+    ZoneFile,
     ends_on_signals,
+    json_lines,
     run_folder,
     settings_of,
     spark_session,
+    staying,
 )
 from bsfg.config import PipelineKind, PipelineTable, ZoneConfig, load
 from bsfg.config.kinds import nearest
@@ -45,7 +50,7 @@ if TYPE_CHECKING:
     from bsfg.spark.supervise import KeptPipeline, KeptTerms, Supervisor
     from bsfg.wire.service import PipelineReport
 
-LOOK_SECONDS, JSON_SECONDS = 0.5, 1.0
+LOOK_SECONDS = 0.5
 FAIR = {"spark.scheduler.mode": "FAIR"}
 """Every pipeline has a pool of its own, so that the tasks of none stand behind all those of another."""
 
@@ -120,17 +125,13 @@ def terms_of(row: PipelineTable) -> KeptTerms:
 @app.command(epilog=EPILOG)
 def run(
     *,
-    config: Annotated[
-        Path, option("FILE", "The zone's configuration.", "--config", "-c", envvar="BSFG_CONFIG")
-    ] = DEFAULT_CONFIG,
+    config: ZoneFile = DEFAULT_CONFIG,
     only: Annotated[
         list[str] | None, option("NAME", "One of the tables; all that are enabled when left out. Repeatable.")
     ] = None,
     check: Annotated[bool, flag("--check", "Read the tables, say what would run, and leave.")] = False,
-    identity: Annotated[
-        str | None, option("NAME", "Call the zone's node as this identity.", envvar="BSFG_IDENTITY")
-    ] = None,
-    address: Annotated[str | None, option("HOST:PORT", "Where the zone's node listens.", envvar="BSFG_ADDRESS")] = None,
+    identity: AsIdentity = None,
+    address: AtAddress = None,
     work: Annotated[
         Path | None,
         option(
@@ -140,15 +141,7 @@ def run(
         ),
     ] = None,
     json: Annotated[bool, flag("--json", "Print a line of JSON every second; with --check one document.")] = False,
-    master: Annotated[
-        str | None,
-        option(
-            "URL",
-            "Where Spark runs: this process when left out, or a cluster such as spark://host:7077.",
-            envvar="BSFG_SPARK_MASTER",
-            panel=PANEL,
-        ),
-    ] = None,
+    master: SparkMaster = None,
     conf: Conf = None,
     pack: Pack = None,
     secret_file: SecretFile = None,
@@ -191,7 +184,8 @@ def run(
         supervisor = Supervisor(spark, own, holder_name(), Schedule(folder / "schedule.json"))
         try:
             pipelines.keep(supervisor, place)
-            with _shown(zone.zone.name, json=json) as show:
+            lines = json_lines(partial(_document, zone.zone.name))
+            with nullcontext(lines) if json else staying(_table, _lines()) as show:
                 while True:
                     show(supervisor.look(), supervisor)
                     pipelines.follow(supervisor, place)
@@ -270,34 +264,9 @@ def _tell(rows: Mapping[str, PipelineTable], *, json: bool) -> None:
 Show = Callable[[Sequence["PipelineReport"], "Supervisor"], None]
 
 
-@contextmanager
-def _shown(zone: str, *, json: bool) -> Iterator[Show]:
-    """Give what shows the pipelines: lines of JSON, a table that stays in place, or a line for every change."""
-    if json:
-        yield _json_lines(zone)
-    elif sys.stderr.isatty():
-        from rich.live import Live
-
-        with Live(console=console(stderr=True), refresh_per_second=2, transient=False) as live:
-            yield lambda reports, supervisor: live.update(_table(reports, supervisor))
-    else:
-        yield _lines()
-
-
-def _json_lines(zone: str) -> Show:
-    due = 0.0
-
-    def show(reports: Sequence[PipelineReport], supervisor: Supervisor) -> None:
-        nonlocal due
-        if time.monotonic() >= due:
-            due = time.monotonic() + JSON_SECONDS
-            from dataclasses import asdict
-
-            document = {"zone": zone, "node_away": supervisor.node_away or None, "unknown": supervisor.unknown}
-            sys.stdout.buffer.write(json_line({**document, "pipelines": [asdict(each) for each in reports]}))
-            sys.stdout.buffer.flush()
-
-    return show
+def _document(zone: str, reports: Sequence[PipelineReport], supervisor: Supervisor) -> dict[str, Any]:
+    document = {"zone": zone, "node_away": supervisor.node_away or None, "unknown": supervisor.unknown}
+    return {**document, "pipelines": [asdict(each) for each in reports]}
 
 
 def _lines() -> Show:

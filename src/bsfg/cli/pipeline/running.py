@@ -16,16 +16,17 @@ from hashlib import sha256
 from pathlib import Path
 from tempfile import mkstemp
 from types import FrameType
-from typing import IO, TYPE_CHECKING, Annotated
+from typing import IO, TYPE_CHECKING, Annotated, Any
 
 from bsfg.cli.common import consumers as known_consumers
 from bsfg.cli.common import flag, handled, option
-from bsfg.cli.output import console, count_text, print_json, say
+from bsfg.cli.output import console, count_text, json_line, print_json, say
 from bsfg.errors import CertificateInvalid, InvalidArgument, PeerUnreachable, SparkFailed
 from bsfg.wording import counted
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from rich.table import Table
 
     from bsfg.cli.connection import Target
     from bsfg.sinks.flow import Sink
@@ -41,6 +42,23 @@ Master = Annotated[
         envvar="BSFG_SPARK_MASTER",
         panel=PANEL,
     ),
+]
+SparkMaster = Annotated[
+    str | None,
+    option(
+        "URL",
+        "Where Spark runs: this process when left out, or a cluster such as spark://host:7077.",
+        "--master",
+        envvar="BSFG_SPARK_MASTER",
+        panel=PANEL,
+    ),
+]
+ZoneFile = Annotated[Path, option("FILE", "The zone's configuration.", "--config", "-c", envvar="BSFG_CONFIG")]
+AsIdentity = Annotated[
+    str | None, option("NAME", "Call the zone's node as this identity.", "--identity", envvar="BSFG_IDENTITY")
+]
+AtAddress = Annotated[
+    str | None, option("HOST:PORT", "Where the zone's node listens.", "--address", envvar="BSFG_ADDRESS")
 ]
 Conf = Annotated[
     list[str] | None,
@@ -201,6 +219,35 @@ def _locked(folder: Path) -> IO[bytes] | None:
         file.close()
         raise
     return file
+
+
+JSON_SECONDS = 1.0
+
+
+def json_lines(document: Callable[..., dict[str, Any]]) -> Callable[..., None]:
+    """Give what writes the document of a moment as a line of JSON, every second."""
+    due = 0.0
+
+    def show(*found: Any) -> None:
+        nonlocal due
+        if time.monotonic() >= due:
+            due = time.monotonic() + JSON_SECONDS
+            sys.stdout.buffer.write(json_line(document(*found)))
+            sys.stdout.buffer.flush()
+
+    return show
+
+
+@contextmanager
+def staying(drawn: Callable[..., Table], otherwise: Callable[..., None]) -> Iterator[Callable[..., None]]:
+    """Give what shows a table that stays in place; where there is no terminal, what does it otherwise."""
+    if not sys.stderr.isatty():
+        yield otherwise
+        return
+    from rich.live import Live
+
+    with Live(console=console(stderr=True), refresh_per_second=2, transient=False) as live:
+        yield lambda *found: live.update(drawn(*found))
 
 
 FOLLOW_SECONDS = 1.0

@@ -343,7 +343,6 @@ class Folders:
     zone: str | None = None
     receiver_zone: str | None = None
     buffer: Buffer = Buffer.STORE
-    carry_only: frozenset[str] = frozenset()
 
 
 def plan_folders(folders: Folders, wish: Wish) -> AuditedLink:
@@ -362,12 +361,10 @@ def plan_folders(folders: Folders, wish: Wish) -> AuditedLink:
             FolderEnd(str(folders.receiver.absolute()), stream, Buffer.FORWARD),
             zone,
             folders.receiver_zone,
-            folders.carry_only,
-            folders.buffer == Buffer.FORWARD,
-            None,
-            wish.first,
-            wish.last,
-            wish.deep is not False,
+            relayed=folders.buffer == Buffer.FORWARD,
+            first=wish.first,
+            last=wish.last,
+            deep=wish.deep is not False,
         )
         for stream in streams
     ]

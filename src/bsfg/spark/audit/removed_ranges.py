@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from bsfg.columns import is_in
 from bsfg.digest import KeptRange, RangeDigest
+from bsfg.frontier import joined
 from bsfg.journey.sums import NAMED_MAX, RECEIVER, SENDER, AuditScope, EntryHash, LinkRows, Named, named, received, sent
 from bsfg.retention import GapReason
 from bsfg.spark.audit.case import Case
@@ -245,13 +246,7 @@ def _spans(case: Case, first: int, last: int) -> tuple[tuple[int, int], ...]:
     """Give where the receiver has what lies in some ranges, overlaps joined."""
     size = case.scope.range_facts
     numbers = range(first // size, last // size + 1)
-    joined: list[tuple[int, int]] = []
-    for span in sorted(span for number in numbers for span in case.totals.spans.get(number, ())):
-        if joined and span[0] <= joined[-1][1] + 1:
-            joined[-1] = joined[-1][0], max(span[1], joined[-1][1])
-        else:
-            joined.append(span)
-    return tuple(joined)
+    return tuple(joined(span for number in numbers for span in case.totals.spans.get(number, ())))
 
 
 def _receiver_kept(case: Case) -> Iterator[ReceiverKept]:
