@@ -47,7 +47,7 @@ class ArtifactFetcher:
     """The check and the copying for one stream of a link; call it with the facts that are about to be put."""
 
     def __init__(self, parts: NodeContext, link: str, stream: str, client: BoundaryClient) -> None:
-        self._parts, self._link, self._stream, self._client = parts, link, stream, client
+        self._parts, self._link, self._stream = parts, link, stream
         self._source = RemoteArtifacts(client, lambda: parts.links.spoke(link))
 
     async def __call__(self, facts: FactBatch) -> None:

@@ -188,8 +188,7 @@ class Origins:
 class SourceQuestions:
     """Asks many sources side by side; who does not answer in time holds up nobody, and is asked again meanwhile."""
 
-    def __init__(self, answer_seconds: float = ANSWER_SECONDS) -> None:
-        self._answer_seconds = answer_seconds
+    def __init__(self) -> None:
         self._asking: dict[tuple[str, str], futures.Future[Any]] = {}
         self._pauses: dict[str, Backoff] = {}
         self.away: dict[str, BsfgError] = {}
@@ -203,13 +202,13 @@ class SourceQuestions:
                 self._asking[what, key] = asyncio.run_coroutine_threadsafe(work, calls().loop)
         # Who was away the last time is not waited for: his answer counts when it is there.
         awaited = [self._asking[what, key] for key in questions if key not in self.away]
-        futures.wait(awaited, self._answer_seconds)
+        futures.wait(awaited, ANSWER_SECONDS)
         answers = {}
         for key in questions:
             asked = self._asking[what, key]
             if not asked.done():
                 if key not in self.away:
-                    self.fail(key, TimedOut(f"has not answered within {self._answer_seconds:g} s"))
+                    self.fail(key, TimedOut(f"has not answered within {ANSWER_SECONDS:g} s"))
                 continue
             del self._asking[what, key]
             try:
@@ -220,9 +219,9 @@ class SourceQuestions:
                 self._is_back(key)
         return answers
 
-    def __reduce__(self) -> tuple[type[SourceQuestions], tuple[float]]:
+    def __reduce__(self) -> tuple[type[SourceQuestions], tuple[()]]:
         # A reader goes to tasks, which ask nothing.
-        return SourceQuestions, (self._answer_seconds,)
+        return SourceQuestions, ()
 
     @property
     def hopeless(self) -> dict[str, BsfgError]:

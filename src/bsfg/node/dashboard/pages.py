@@ -118,8 +118,8 @@ def _found(folder: Traversable, prefix: str) -> list[tuple[str, DashboardFile]]:
 class DocPages:
     """The documentation as pages: their names are known when the node starts, their texts are read when asked for."""
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self._folder = folder or help_folder()
+    def __init__(self) -> None:
+        self._folder = help_folder()
         found = sorted(self._folder.rglob("*")) if self._folder.is_dir() else []
         paths = {path.relative_to(self._folder).as_posix(): path for path in found if path.is_file()}
         self._pages = {name.removesuffix(".md"): path for name, path in paths.items() if name.endswith(".md")}

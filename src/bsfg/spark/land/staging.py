@@ -40,7 +40,7 @@ class StagedFile:
     def __init__(self, root: Path, run: str, shape: Shape, partition: Partition, below: str = "") -> None:
         self.partition = partition
         self._shape, self._below = shape, below
-        self._run, self._root = run, root
+        self._run = run
         self._name = f"{uuid.uuid4().hex}{STAGED_SUFFIX}"
         self._path = root / run / self._name
         self._writer: pq.ParquetWriter | None = None

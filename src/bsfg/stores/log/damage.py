@@ -20,6 +20,7 @@ __all__ = [
     "PAUSE_SECONDS",
     "READS",
     "TORN_CUT",
+    "adjoined",
     "is_damage",
     "is_folder",
     "is_torn_end",
@@ -97,7 +98,7 @@ def readable(files: Files, path: str) -> tuple[bytes, list[str]]:
         except OSError:
             size = 0
         data = bytearray(size)
-        bad = _joined(_read_into(data, files, path, (0, size), _BLOCKS_BYTES))
+        bad = adjoined(_read_into(data, files, path, (0, size), _BLOCKS_BYTES))
         return bytes(data), [f"bytes {start} to {end - 1} cannot be read: {error.strerror}" for start, end in bad]
 
 
@@ -118,7 +119,8 @@ def _read_into(data: bytearray, files: Files, path: str, span: Span, blocks: Seq
         data[start : start + len(part)] = part
 
 
-def _joined(spans: Iterable[Span]) -> list[Span]:
+def adjoined(spans: Iterable[Span]) -> list[Span]:
+    """Join ranges, ends exclusive, where one begins at the end of the one before it."""
     result: list[Span] = []
     for start, end in spans:
         if result and result[-1][1] == start:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -15,7 +14,7 @@ from bsfg.digest import KeyHash
 from bsfg.ports import Buffer, Clock, GapRecord
 from bsfg.retention import GapReason
 from bsfg.rows import Row
-from bsfg.stores.log.damage import TORN_CUT, is_damage, is_folder, keep_aside, put_aside, readable, uncovered
+from bsfg.stores.log.damage import TORN_CUT, adjoined, is_damage, is_folder, keep_aside, put_aside, readable, uncovered
 from bsfg.stores.log.files import Bytes, Files, write_whole
 from bsfg.stores.log.frames import FrameList, FrameRef
 from bsfg.stores.log.identity import LogIdentity, identity_from_segments, read_identity, write_identity
@@ -58,7 +57,7 @@ class Recovery:
     """One opening of one log."""
 
     def __init__(self, files: Files, folder: str, buffer: Buffer, *, options: LogOptions, clock: Clock) -> None:
-        self._files, self._folder, self._buffer = files, folder, buffer
+        self._files, self._folder = files, folder
         self._options, self._clock = options, clock
         self._schema = STORE_SCHEMA if buffer == Buffer.STORE else FORWARD_SCHEMA
         self.problems: list[str] = []
@@ -437,23 +436,12 @@ class _Adding:
         """Add what was gathered."""
         if self._count:
             self._flush_few()
-            offsets = np.concatenate([np.arange(*span) for span in _spans(self._offsets)])
+            offsets = np.concatenate([np.arange(*span) for span in adjoined(self._offsets)])
             hashes = self._hasher.of(pa.concat_arrays(self._zones), pa.concat_arrays(self._ids))
             # The chain value there is what the next frame says of it, or the head of the log.
             end = int(offsets[-1]) + 1
             _add_hashes(self._store, hashes, offsets, end, self._frames.chain_before(end) or self._head)
         self._zones, self._ids, self._offsets, self._count, self._held_bytes = [], [], [], 0, 0
-
-
-def _spans(parts: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Join ranges, ends exclusive, where one begins at the end of the one before it."""
-    result: list[tuple[int, int]] = []
-    for first, end in parts:
-        if result and result[-1][1] == first:
-            result[-1] = (result[-1][0], end)
-        else:
-            result.append((first, end))
-    return result
 
 
 def _add_keys(

@@ -27,6 +27,7 @@ from bsfg.stores.log.identity import read_identity
 from bsfg.stores.log.notes import Notes
 from bsfg.stores.log.segments import SegmentFile
 from bsfg.stores.shared.frame import ROWS, Damaged, Torn, Unreadable, decode_rows, rows_batch
+from bsfg.stores.shared.reading import absent
 
 _WORTH_A_STEP = 1_000
 _WORTH_A_STEP_BYTES = 1 << 20
@@ -155,22 +156,8 @@ class LogView:
 
     def _absent(self, first: int, end: int, reason: GapReason) -> Iterator[Frame]:
         """Explain a range without entries by the gap records that cover it, and the rest by ``reason``."""
-        at = first
-        for gap in self.gaps:
-            if gap.last < at or gap.origin_zone is not None or gap.reason not in ABSENT:
-                continue
-            if gap.first >= end:
-                break
-            if gap.first > at:
-                yield _gap_frame(at, gap.first - 1, GapRecord(at, gap.first - 1, reason, 0))
-                at = gap.first
-            last = min(gap.last, end - 1)
-            yield _gap_frame(at, last, gap)
-            at = last + 1
-            if at >= end:
-                return
-        if at < end:
-            yield _gap_frame(at, end - 1, GapRecord(at, end - 1, reason, 0))
+        recorded = (gap for gap in self.gaps if gap.origin_zone is None and gap.reason in ABSENT)
+        return absent(first, end, recorded, reason)
 
     def rows_at(self, offset: int) -> EntryBatch | None:
         """Read the one entry at an offset, or None when it is not there or damaged."""

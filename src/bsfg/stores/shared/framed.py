@@ -55,7 +55,7 @@ from bsfg.stores.shared.keeper import (
     ReleasedFact,
     touched,
 )
-from bsfg.stores.shared.reading import PAGE_FRAMES, FrameReader, absent, chain_behind, has_hole, read_keys
+from bsfg.stores.shared.reading import ABSENT, PAGE_FRAMES, FrameReader, absent, chain_behind, has_hole, read_keys
 from bsfg.wording import check_reason
 
 _INSERTED = int(Result.INSERTED)
@@ -226,7 +226,8 @@ class FramedWriter:
         """
         start = self.start
         if at < start:
-            return list(absent(at, min(start, stop), self.book.own(), 0))
+            gone = (gap for gap in self.book.own() if gap.reason in ABSENT)
+            return list(absent(at, min(start, stop), gone, GapReason.TRUNCATED))
         frames = self._keeper.frames(at, stop, min(PAGE_FRAMES, max_facts, stop - at))
         if not in_turn and has_hole(frames, at):
             return None

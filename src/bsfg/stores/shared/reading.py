@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -196,19 +196,19 @@ def _joined(parts: list[EntryBatch], first: int, max_facts: int) -> Iterator[Fra
         yield Frame(first + at, first + at + len(step) - 1, entries=step)
 
 
-def absent(first: int, end: int, gaps: Sequence[GapRecord], removed_unix_ms: int) -> Iterator[Frame]:
-    """Explain a range that has left by the records that cover it, and the rest as truncated."""
+def absent(first: int, end: int, gaps: Iterable[GapRecord], reason: GapReason) -> Iterator[Frame]:
+    """Explain a range without entries by the records of own offsets that cover it, and the rest by a reason."""
     at = first
     for gap in gaps:
-        if gap.last < at or gap.reason not in ABSENT:
+        if gap.last < at:
             continue
         if gap.first >= end:
             break
         if gap.first > at:
-            yield Frame(at, gap.first - 1, gap=GapRecord(at, gap.first - 1, GapReason.TRUNCATED, removed_unix_ms))
+            yield Frame(at, gap.first - 1, gap=GapRecord(at, gap.first - 1, reason, 0))
             at = gap.first
         last = min(gap.last, end - 1)
         yield Frame(at, last, gap=GapRecord(at, last, gap.reason, gap.at_unix_ms, gap.detail))
         at = last + 1
     if at < end:
-        yield Frame(at, end - 1, gap=GapRecord(at, end - 1, GapReason.TRUNCATED, removed_unix_ms))
+        yield Frame(at, end - 1, gap=GapRecord(at, end - 1, reason, 0))
