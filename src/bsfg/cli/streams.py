@@ -93,11 +93,11 @@ def _table(views: list[FrontierView], wide: bool) -> Any:
     numbers = ("begins", "frontier", "ends")
     result = table("buffer", *numbers, *(("waits for",) if wide else ()), right=numbers)
     for view in views:
-        names = [f"{name}\u00a0(link)" if name in view.held_by else name for name in view.slowest]
-        names += [f"{name}\u00a0(link)" for name in view.held_by if name not in view.slowest]
+        names = [f"{name} (link)" if name in view.held_by else name for name in view.slowest]
+        names += [f"{name} (link)" for name in view.held_by if name not in view.slowest]
         waits = ", ".join(names) or "nobody"
         frontier = offset_text(view.frontier) if names else "–"
         name = f"{view.stream}/{view.buffer}"
-        shown = name if wide else CellLines(name, f"  waits for {waits}")
+        shown = name if wide else CellLines(name, "  waits for", *(f"  {each}" for each in names or ["nobody"]))
         result.add_row(shown, str(view.start), frontier, str(view.end), *([waits] if wide else ()))
     return result
