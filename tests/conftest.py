@@ -27,6 +27,8 @@ os.environ.setdefault("BSFG_JAVA_ARCHIVE", "no")
 
 Report = TypeVar("Report", pytest.TestReport, pytest.CollectReport)
 
+LONGEST_NAME, BEGINNING = 200, 40
+
 LONG_SOAK = os.environ.get("BSFG_SOAK", "short") == "long"
 
 # Every run tries the same examples, so a red test means a changed product; long campaigns explore.
@@ -49,6 +51,13 @@ def _refuse_skip(report: Report) -> Report:
         report.outcome = "failed"
         report.longrepr = f"skipped in CI, which counts as a failure: {report.longrepr}"
     return report
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Name a test with a long text or many bytes by how they begin: every process of a run hands on all names."""
+    if isinstance(val, str | bytes) and len(val) > LONGEST_NAME:
+        return f"{val[:BEGINNING]!a} and so on, {len(val)} in all"
+    return None
 
 
 @pytest.hookimpl(wrapper=True)

@@ -131,27 +131,28 @@ def test_keys_in_messages_and_hints_exist() -> None:
     assert not {each for each in named if wrong_key(*each[1:])}
 
 
-def spoken() -> Iterator[tuple[str, str]]:
+@pytest.fixture(scope="module")
+def spoken() -> list[tuple[str, str]]:
     """Give every text of the source that is not a docstring, with where it stands; what is filled in is an X."""
-    for source in sorted((ROOT / "src").rglob("*.py")):
-        tree = ast.parse(source.read_text(encoding="utf-8"))
-        inside = {part for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
-        alone = {node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-        for node in ast.walk(tree):
-            where = f"{source.name}:{getattr(node, 'lineno', 0)}"
-            if isinstance(node, ast.JoinedStr):
-                yield where, "".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in node.values)
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in inside | alone:
-                yield where, node.value
+    return [each for source in sorted((ROOT / "src").rglob("*.py")) for each in _spoken(source)]
 
 
-SPOKEN = list(spoken())
+def _spoken(source: Path) -> Iterator[tuple[str, str]]:
+    nodes = [*ast.walk(ast.parse(source.read_text(encoding="utf-8")))]
+    left_out = {part for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+    left_out |= {node.value for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
+        where = f"{source.name}:{getattr(node, 'lineno', 0)}"
+        if isinstance(node, ast.JoinedStr):
+            yield where, "".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in left_out:
+            yield where, node.value
 
 
-def test_commands_in_messages_and_hints_exist() -> None:
+def test_commands_in_messages_and_hints_exist(spoken: list[tuple[str, str]]) -> None:
     """What our own words tell people to type is a command with these options, and a topic of the help is a page."""
     seen = 0
-    for where, text in SPOKEN:
+    for where, text in spoken:
         for found in re.findall(r"`bsfg ([^`]+)`", text):
             command, rest = resolved(found.split())
             used = {word.split("=")[0].strip("[],.…") for word in rest if word.startswith("--")}
@@ -168,11 +169,11 @@ HAVE_PAGES = ("help.py", "pages.py")
 """What shows the documentation knows where it is."""
 
 
-def test_messages_and_hints_name_no_file_that_a_wheel_does_not_have() -> None:
+def test_messages_and_hints_name_no_file_that_a_wheel_does_not_have(spoken: list[tuple[str, str]]) -> None:
     """The documentation is `bsfg help TOPIC`, or a page of the node; whoever has a wheel has no folder of docs."""
     wrong = [
         (where, text)
-        for where, text in SPOKEN
+        for where, text in spoken
         if where.partition(":")[0] not in HAVE_PAGES and re.search(r"\bdocs/|\bexamples/|\btests/|README", text)
     ]
     assert not wrong
