@@ -78,8 +78,13 @@ def test_three_zones_told_line_by_line() -> None:
 
 
 @pytest.mark.campaign
+@pytest.mark.long
 def test_two_nodes_take_over_from_each_other() -> None:
-    """Of a zone of two nodes one is killed and one paused: nothing is lost, and what was paused can write nothing."""
+    """Of a zone of two nodes one is killed and one paused: nothing is lost, and what was paused can write nothing.
+
+    The nodes do so in tests/e2e/test_high_availability.py every time, and what the demo says of them is in
+    tests/cli/test_demo_parts.py.
+    """
     with place() as folder:
         process = started(folder, *NATIVE, "--ha", "--seconds", "4", "--json")
         out, err = process.communicate(timeout=WAIT_SECONDS)
@@ -136,7 +141,7 @@ def test_the_picture_on_a_terminal_of_60_columns() -> None:
         terminal, theirs = pty.openpty()
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
         process = subprocess.Popen(
-            [sys.executable, "-m", "bsfg", "demo", *NATIVE],
+            [sys.executable, "-m", "bsfg", "demo", *NATIVE, "--seconds", "4"],
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
@@ -163,9 +168,16 @@ def test_the_picture_on_a_terminal_of_60_columns() -> None:
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "killed"])
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(signal.SIGINT, marks=pytest.mark.long, id="Ctrl-C"), pytest.param(signal.SIGKILL, id="killed")],
+)
 def test_spark_is_not_left_behind(number: signal.Signals) -> None:
-    """Interrupted or killed while Spark runs, no process, port or file outlives the demo."""
+    """Interrupted or killed while Spark runs, no process, port or file outlives the demo.
+
+    Whoever is killed can clear up nothing, which every run tries; that a signal ends everything in order is shown by
+    test_the_picture_on_a_terminal_of_60_columns.
+    """
     with place() as folder:
         process = started(folder)
         read_until(process, "A Spark pipeline in each zone begins to pull")

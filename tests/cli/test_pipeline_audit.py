@@ -62,9 +62,14 @@ def test_harm_is_found_by_the_command_on_spark(folders: Path, tmp_path: Path) ->
 
 
 @pytest.mark.campaign
+@pytest.mark.long
 def test_a_machine_without_java_hears_nothing_of_it(folders: Path, tmp_path: Path) -> None:
     """On the Java that the package brings, which warns of much, a command prints what it does and nothing else; where
-    Spark does not start it says so in a sentence, and its hint names the file with the rest."""
+    Spark does not start it says so in a sentence, and its hint names the file with the rest.
+
+    The first is shown by test_the_whole_story_on_spark_without_java in tests/cli/test_demo.py, the second by
+    tests/spark/test_aborts.py and tests/unit/test_spark_words.py.
+    """
     hidden = {"PATH": str(path_without_java(tmp_path / "bin")), "TMPDIR": str(tmp_path), "HOME": str(tmp_path)}
     ends = ["--sender", folders / "plant-a", "--receiver", folders / "enterprise"]
     command = [sys.executable, "-m", "bsfg.cli", "pipeline", "audit", *map(str, ends), "--master", "local[1]"]

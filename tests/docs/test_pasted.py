@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 from tests.docs.pasting import ROOT, RUN, SHOWN, Terminal, blocks
 
 pytestmark = pytest.mark.timeout(1_200)
@@ -23,16 +25,25 @@ FROM_NOTHING = [ROOT / "README.md", QUICKSTART]
 ELSEWHERE = {"notebook.md": "tests/spark/test_notebook.py"}
 """Pages whose blocks run in tests of their own."""
 
-GUIDES = [
-    page
-    for page in PAGES
-    if page not in FROM_NOTHING and page.name not in ELSEWHERE and any(block.runs for block in blocks(page))
-]
+SHOWN_SHORTER = {
+    "auditing.md": "tests/cli/test_pipeline_audit.py",
+    "ingesting.md": "tests/spark/test_ingest_kill.py",
+    "landing.md": "tests/cli/test_pipeline_land.py",
+    "pipelines.md": "tests/spark/test_run.py",
+}
+"""Pages that start one Spark after another for commands of which a campaign of their own runs each kind."""
 
 
 def named(page: Path) -> str:
     """Give the name of a page in the repository."""
     return page.relative_to(ROOT).as_posix()
+
+
+def guides() -> Iterator[ParameterSet]:
+    """Give the pages that go on where the quickstart ended."""
+    for page in PAGES:
+        if page not in FROM_NOTHING and page.name not in ELSEWHERE and any(block.runs for block in blocks(page)):
+            yield pytest.param(page, marks=[pytest.mark.long] if page.name in SHOWN_SHORTER else [], id=named(page))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=named)
@@ -71,9 +82,13 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("page", GUIDES, ids=named)
+@pytest.mark.parametrize("page", [*guides()])
 def test_in_the_folder_of_the_quickstart(page: Path, prepared: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
-    """Every other page goes on in the folder that the quickstart made, with its nodes running and a first fact."""
+    """Every other page goes on in the folder that the quickstart made, with its nodes running and a first fact.
+
+    For the pages that `make soak` alone runs, SHOWN_SHORTER names what runs their commands on Spark every time; that
+    each command has the options of the page is shown by tests/docs/test_names.py.
+    """
     made, ports = prepared
     folder = tmp_path / "zones"
     shutil.copytree(made, folder)

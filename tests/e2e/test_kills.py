@@ -88,7 +88,7 @@ def check_received(receiver: Zone, producer: Insistent) -> None:
 async def test_kills_at_random_moments(zones: tuple[Zone, Zone], soak_size: Callable[[int, int], int]) -> None:
     """Sender, receiver or both are killed in mid-batch; afterwards both sides are equal, in order and sound."""
     plant, enterprise = zones
-    at_plant, at_enterprise = await campaign(plant, enterprise, seed_of_run(), soak_size(50, 1_000))
+    at_plant, at_enterprise = await campaign(plant, enterprise, seed_of_run(), soak_size(30, 1_000))
     assert history(plant, Buffer.STORE) == expected(at_plant)
     assert history(enterprise, Buffer.STORE) == expected(at_enterprise)
     check_received(enterprise, at_plant)
@@ -101,7 +101,7 @@ async def test_kills_while_confirmed_facts_leave(
 ) -> None:
     """With store buffers so small that they live from what is confirmed, still nothing is lost and nothing doubled."""
     plant, enterprise = map(cleanup.zone, pair(tmp_path, streams=SMALL))
-    at_plant, at_enterprise = await campaign(plant, enterprise, seed_of_run() + 100, soak_size(20, 500))
+    at_plant, at_enterprise = await campaign(plant, enterprise, seed_of_run() + 100, soak_size(14, 500))
     for zone in (plant, enterprise):
         assert zone.log(Buffer.STORE).view().start > 0, "confirmed facts have left"
         assert not zone.gaps(Buffer.STORE)

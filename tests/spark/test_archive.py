@@ -206,6 +206,7 @@ def test_one_at_a_time_makes_it(folder: Path, tmp_path: Path) -> None:
     assert sorted(each.name for each in folder.iterdir()) == sorted([LOCK, OF])
 
 
+@pytest.mark.campaign
 def test_nothing_is_taken_from_the_folder_where_a_command_runs(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""How links are spread over bundles, and how many bundles and replays fit the slots that there are."""
+"""How links are spread over bundles, how many bundles and replays fit the slots, and when a query starts again."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +14,11 @@ from bsfg.journey.link import Fetched
 from bsfg.spark.calls import NodeAccess
 from bsfg.spark.replicate import driver, replay
 from bsfg.spark.replicate.driver import (
+    MEND_SECONDS,
+    MEND_SECONDS_MOST,
     Layout,
     LinkState,
+    LiveQuery,
     MovingEngine,
     Replication,
     default_bundles,
@@ -244,3 +247,18 @@ def test_a_replay_ends_with_what_it_is_for(tmp_path: Path, monkeypatch: pytest.M
     assert begun == ["s", "end"]
     assert given_back == ["token"]
     assert link.problem == ""
+
+
+def test_a_live_query_that_keeps_failing_is_tried_less_and_less_often() -> None:
+    """The pause doubles up to a limit, failures are counted, and a query that had worked starts again soon."""
+    live = LiveQuery(None, began=0.0)  # type: ignore[arg-type]
+    pauses = []
+    for _ in range(8):
+        live.fail(0.1, worked=False)
+        pauses.append(live.pause)
+        live = live.restarted(None, 0.1)  # type: ignore[arg-type]
+    assert pauses[:3] == [MEND_SECONDS, 2 * MEND_SECONDS, 4 * MEND_SECONDS]
+    assert pauses[-1] == MEND_SECONDS_MOST
+    assert live.failures == 8
+    live.fail(100.0, worked=True)
+    assert (live.pause, live.again, live.failures) == (MEND_SECONDS, 100.0 + MEND_SECONDS, 1)

@@ -12,6 +12,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.e2e.zones import QUICKLY_REFUSED
 from tests.spark.ingesting import asked
 from tests.spark.nodes import SparkZone, facts, ids
 
@@ -199,6 +200,7 @@ def test_taken_ids_can_stop_a_run(ingest: Runner, tmp_path: Path) -> None:
 def test_what_only_the_node_refuses_is_rejected_row_by_row(ingest: Runner, tmp_path: Path) -> None:
     """Rows that break a rule of the stream itself are found out and rejected; the order of the others is kept."""
     ingest.plant.streams += '\n[streams.strict]\nmax_object = "1kB"\n'
+    ingest.plant.changed = QUICKLY_REFUSED
     ingest.plant.restart()
     rows = readings(0, 300)
     for number in (0, 120, 121, 299):
@@ -219,6 +221,7 @@ def test_what_only_the_node_refuses_is_rejected_row_by_row(ingest: Runner, tmp_p
 def test_a_rule_that_all_rows_break_stops_the_run(ingest: Runner, tmp_path: Path) -> None:
     """A zone that derives ids, or a stream that takes no old facts, is told once and not row by row."""
     ingest.plant.streams += '\n[streams.fresh]\nplausible_past = "1h"\n'
+    ingest.plant.changed = QUICKLY_REFUSED
     ingest.plant.restart()
     path = write(tmp_path / "a.csv", readings(0, 3_000))
     with pytest.raises(ImplausibleTime, match="the node refuses row after row"):

@@ -87,7 +87,7 @@ def test_a_landing_that_is_killed_again_and_again(
 ) -> None:
     """However often the process is killed, every fact is landed once, and a reader sees none twice and none vanish."""
     out, random = tmp_path / "lake", Random(11)
-    kills, end = soak_size(7, 300), soak_size(7, 300) * 400
+    kills, end = soak_size(5, 300), soak_size(5, 300) * 400
     out.mkdir()
     reader = Reader(out, format)
     with reader.reading():

@@ -22,12 +22,11 @@ from bsfg.cli.bench.workload import batch_of, batches_of
 from bsfg.fact import Message
 from bsfg.ports import Buffer
 from bsfg.sealing import functions_of
-from bsfg.spark.replicate.driver import MEND_SECONDS, MEND_SECONDS_MOST, LiveQuery
 from bsfg.stores.log.storage import LogStorage
 from bsfg.testing.facts import altered
 from bsfg.wire.service import GateView
 
-pytestmark = pytest.mark.xdist_group("replicate")
+pytestmark = [pytest.mark.campaign, pytest.mark.xdist_group("replicate")]
 
 LINK, CONSUMER = "from-plant-a", "enterprise.operational"
 SETTINGS = 'fetch_wait = "1s"\nbackoff_first = "50ms"\nbackoff_max = "300ms"\nreconciliation_backlog = 1000\n'
@@ -139,9 +138,9 @@ def test_a_backlog_is_replayed(story: Story, soak_size: Callable[[int, int], int
     before = story.pipeline.link["replays"]
     story.proxy.cut()
     story.mode("autonomous")
-    story.produce(soak_size(150_000, 10_000_000))
+    story.produce(soak_size(60_000, 10_000_000))
     story.proxy.mend()
-    story.produce_until_replayed(150_000, before)
+    story.produce_until_replayed(60_000, before)
     story.produce(500)
     story.settle()
     story.mode("normal")
@@ -162,9 +161,9 @@ def test_artifacts_travel_with_their_facts(story: Story) -> None:
     story.settle()
     story.proxy.cut()
     story.mode("autonomous")
-    story.produce(60_000)
+    story.produce(30_000)
     asyncio.run(append(1))
-    story.produce(60_000)
+    story.produce(30_000)
     story.proxy.mend()
     story.settle()
     for content, artifact in zip(contents, named, strict=True):
@@ -175,7 +174,7 @@ def test_a_conflict_passes_and_is_reported(story: Story) -> None:
     """A fact whose id is taken by another body here is quarantined, told to the sender, and the rest goes on."""
     taken = batch_of(story.produced, 1).to_messages()
     story.settle()
-    before = len(story.enterprise.entries(Buffer.FORWARD))
+    before = len(arrived(story.enterprise))
 
     hold(story, held=True)
     story.enterprise.offline(lambda storage: _plant_impostor(storage, taken))
@@ -183,7 +182,7 @@ def test_a_conflict_passes_and_is_reported(story: Story) -> None:
     hold(story, held=False)
     end = story.plant.end(Buffer.STORE)
     story.pipeline.until(lambda: story.plant.committed(CONSUMER) == end - 1, "the rest")
-    assert len(story.enterprise.entries(Buffer.FORWARD)) == before + 1 + 9
+    assert len(arrived(story.enterprise)) == before + 1 + 9
     [quarantined] = story.enterprise.log(Buffer.FORWARD).notes().quarantine.all()
     assert quarantined.key.message_id == taken[0].envelope.message_id
     refused = [gap for gap in story.plant.gaps(Buffer.STORE) if gap.reason == "quarantined"]
@@ -300,18 +299,3 @@ def hold(story: Story, *, held: bool) -> None:
             await (admin.hold_gate(LINK, "test") if held else admin.release_gate(LINK, "test"))
 
     asyncio.run(work())
-
-
-def test_a_live_query_that_keeps_failing_is_tried_less_and_less_often() -> None:
-    """The pause doubles up to a limit, failures are counted, and a query that had worked starts again soon."""
-    live = LiveQuery(None, began=0.0)  # type: ignore[arg-type]
-    pauses = []
-    for _ in range(8):
-        live.fail(0.1, worked=False)
-        pauses.append(live.pause)
-        live = live.restarted(None, 0.1)  # type: ignore[arg-type]
-    assert pauses[:3] == [MEND_SECONDS, 2 * MEND_SECONDS, 4 * MEND_SECONDS]
-    assert pauses[-1] == MEND_SECONDS_MOST
-    assert live.failures == 8
-    live.fail(100.0, worked=True)
-    assert (live.pause, live.again, live.failures) == (MEND_SECONDS, 100.0 + MEND_SECONDS, 1)

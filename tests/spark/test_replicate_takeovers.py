@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -63,8 +64,8 @@ def test_takeovers_of_both_ends(tmp_path: Path, cleanup: Cleanup, soak_size: Cal
     plant, enterprise = (Twins.of(zone, cleanup, InDatabase()) for zone in plain)
     for node in enterprise.nodes:
         plant.pulled_by(node, plain[0])
-    story = [(zone, how) for how in KINDS for zone in (plant, enterprise)]
-    story += [(random.choice((plant, enterprise)), random.choice(KINDS)) for _ in range(soak_size(0, 94))]
+    story = list(zip((plant, enterprise, plant, enterprise), itertools.cycle(KINDS), strict=False))
+    story += [(random.choice((plant, enterprise)), random.choice(KINDS)) for _ in range(soak_size(0, 96))]
     asyncio.run(_played(plant, enterprise, story))
     print(plant.told(), enterprise.told(), sep="\n")
 
