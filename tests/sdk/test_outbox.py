@@ -168,7 +168,8 @@ async def test_a_full_outbox_makes_senders_wait(sites: Sites, tmp_path: Path) ->
             pass
         assert not futures[-1]._is_safe()
         site.act_as("app")
-        assert [(await future).offset for future in futures] == list(range(40))
+        # In any order: batches that are under way when the right comes may pass one that was refused just before.
+        assert sorted([(await future).offset for future in futures]) == list(range(40))
 
 
 async def test_flush_means_safe_and_drain_means_answered(sites: Sites, tmp_path: Path) -> None:
