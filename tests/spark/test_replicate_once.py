@@ -18,7 +18,7 @@ from tests.spark.test_replicate import CONSUMER, LINK, arrived, sent
 from bsfg.cli.bench.workload import OBJECT_BYTES, batch_of
 from bsfg.ports import Buffer
 
-pytestmark = [pytest.mark.campaign, pytest.mark.xdist_group("replicate-once")]
+pytestmark = [pytest.mark.campaign, pytest.mark.timeout(900), pytest.mark.xdist_group("replicate-once")]
 
 ENDS_SECONDS = 240
 SECOND = "from-plant-a-too"
