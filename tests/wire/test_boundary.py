@@ -419,7 +419,7 @@ async def test_an_answer_that_is_no_answer_is_refused(sites: Sites) -> None:
 
     client = site.client()
     client._gives_whole_answers = False
-    client._answers = headless  # type: ignore[method-assign]
+    client.connection.answers = headless  # type: ignore[method-assign]
     with pytest.raises(FrameInvalid):
         await client.fetch("historian", FetchRequest())
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc.aio import Metadata
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from tests.wire.conftest import Sites
 from tests.wire.rawhttp2 import DATA, END_HEADERS, END_STREAM, HEADERS, PREFACE, SETTINGS, frame, headers
@@ -17,19 +18,19 @@ from tests.wire.site import STREAM, Site, files_of, until
 from tests.wire.test_authorities import _Later, revoke, trust_again
 
 from bsfg.batch import FactBatch
-from bsfg.errors import IdentityRevoked
+from bsfg.errors import IdentityRevoked, PeerUnreachable
 from bsfg.journey.link import FetchRequest
 from bsfg.ports import Confirmation
 from bsfg.testing.facts import message, messages
 from bsfg.wire import boundary_pb2 as pb
 from bsfg.wire import grpc_calls, streams
+from bsfg.wire.connection import CALLS_IN_VAIN, Connection
 from bsfg.wire.convert import envelope_message, fact_message
 from bsfg.wire.tls import client_context
 
 
 async def test_callers_ride_over_the_end_of_connections(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
     """Single facts, batches in streams, and questions of a link go on over new connections without one error."""
-    monkeypatch.setattr(streams, "STREAM_SECONDS", 0.05)
     monkeypatch.setattr(streams, "STREAM_SECONDS", 0.05)
     site = await sites(tls=True, connection_age_seconds=0.5)
     await site.consumer("historian")
@@ -47,6 +48,36 @@ async def test_callers_ride_over_the_end_of_connections(sites: Sites, monkeypatc
         sent += 1
     assert (await (await site.parts.store(STREAM)).stats()).end == 6 * sent
     assert site.refusals == []
+
+
+@pytest.mark.parametrize("times", [1, CALLS_IN_VAIN + 1])
+async def test_what_came_too_late_for_its_connection_goes_over_the_next(
+    sites: Sites, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """A call that gRPC could not send any more is made again; for a node that hangs up on every one, not for ever."""
+    site = await sites()
+    await site.consumer("historian")
+    client = site.client()
+    late = _Late(client.connection)
+    monkeypatch.setattr(client.connection, "method", late.method)
+
+    async def everything() -> None:
+        await client.append(STREAM, FactBatch.from_messages(messages(2)))
+        assert (await client.fetch("historian", FetchRequest())).end == 2
+        assert await client.confirm("historian", Confirmation(through=1), again_and_again=True) == 1
+        assert [frame.last async for frame in client.read_offsets(STREAM, 0, 2)] == [1]
+
+    late.left = dict.fromkeys(("AppendFacts", "FollowFacts", "ConfirmReceipts", "FetchFrames"), times)
+    if times == 1:
+        await everything()
+        assert not any(late.left.values())
+        return
+    for name in list(late.left):
+        with pytest.raises(PeerUnreachable):
+            await everything()
+        late.left[name] = 0
+    client.hang_up()
+    await everything()
 
 
 async def test_a_long_answer_ends_with_its_reader(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,3 +210,53 @@ def _call(
             stream.read(int.from_bytes(head[:3], "big"))
             if head[3] == HEADERS and head[4] & END_STREAM:
                 return secured.session, bool(secured.session_reused)
+
+
+class _Late:
+    """Ends the first calls of some methods as gRPC ends those that come while a connection takes no more."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._method = connection.method
+        self.left: dict[str, int] = {}
+
+    def method(self, name: str) -> Any:
+        def called(*arguments: Any, **options: Any) -> Any:
+            call = self._method(name)(*arguments, **options)
+            if self.left.get(name, 0):
+                self.left[name] -= 1
+                call.cancel()
+                return _Unsent()
+            return call
+
+        return called
+
+
+class _Unsent:
+    _cython_call = None
+
+    def cancel(self) -> None:
+        pass
+
+    def done(self) -> bool:
+        return False
+
+    async def write(self, message: object) -> None:
+        raise asyncio.InvalidStateError("RPC already finished.")
+
+    async def read(self) -> object:
+        raise grpc.aio.AioRpcError(await self.code(), Metadata(), Metadata(), await self.details())
+
+    async def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.UNAVAILABLE
+
+    async def details(self) -> str:
+        return "Stream removed (GOAWAY received; Error code: 0; Debug Text: max_age)"
+
+    async def initial_metadata(self) -> Metadata:
+        return Metadata()
+
+    trailing_metadata = initial_metadata
+    __anext__ = read
+
+    def __aiter__(self) -> Any:
+        return self

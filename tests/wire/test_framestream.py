@@ -13,9 +13,9 @@ from tests.wire.test_conversation import Opened
 from bsfg.batch import FactBatch
 from bsfg.errors import PeerUnreachable
 from bsfg.testing.facts import messages
-from bsfg.wire import limits, streams
+from bsfg.wire import limits
 from bsfg.wire.client import BoundaryClient
-from bsfg.wire.connection import Connection
+from bsfg.wire.connection import CALLS_IN_VAIN, Connection
 from bsfg.wire.limits import Awaited, WireLimits
 
 PRODUCERS, FRAMES = 60, 12
@@ -65,7 +65,7 @@ async def test_a_node_that_takes_nothing_is_given_up(sites: Sites, monkeypatch: 
     stream = client.append_stream(STREAM)
     with pytest.raises(PeerUnreachable, match="ended the stream"):
         await stream.append(frame(0, 0))
-    assert len(opened) == 1 + streams.CALLS_IN_VAIN
+    assert len(opened) == 1 + CALLS_IN_VAIN
     assert not stream.is_open
     await stream.close()
 

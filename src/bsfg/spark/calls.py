@@ -378,18 +378,13 @@ async def _messages(
     """Give the answer to a request: its head, then its frames."""
     from bsfg.wire.frames import read_head
 
-    connection = calls().connection(access)
-    call, head = connection.method("FetchFrames")(request), True
-    try:
-        with connection.telling():
-            async for message in call:
-                if head:
-                    yield read_head(message)
-                    head = False
-                else:
-                    yield await read(message)
-    finally:
-        call.cancel()
+    head = True
+    async for message in calls().connection(access).answers("FetchFrames", request):
+        if head:
+            yield read_head(message)
+            head = False
+        else:
+            yield await read(message)
 
 
 async def _raw(message: Any) -> RawFrame:

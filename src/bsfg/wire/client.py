@@ -21,7 +21,7 @@ from bsfg.offload import by_size
 from bsfg.ports import Buffer, Confirmation, Frame, Result
 from bsfg.throttle import Throttle
 from bsfg.wire import boundary_pb2 as pb
-from bsfg.wire.connection import MESSAGE_BYTES, Connection, unreadable
+from bsfg.wire.connection import MESSAGE_BYTES, Connection
 from bsfg.wire.convert import (
     LogEvidence,
     SumCall,
@@ -183,7 +183,9 @@ class BoundaryClient:
         )
         head: pb.FetchFrame | None = None
         frames: list[Frame] = []
-        async for answer in self._answers("FetchFrames", message, self._timeout(request.wait_seconds)):
+        async for answer in self.connection.answers(
+            "FetchFrames", message, timeout_seconds=self._timeout(request.wait_seconds)
+        ):
             room.take(answer)
             if head is None:
                 head = answer
@@ -196,9 +198,8 @@ class BoundaryClient:
     async def head(self, stream: str, buffer: Buffer) -> Fetched:
         """Ask which log a buffer is, and where it ends."""
         selection = pb.OffsetSelection(stream=stream, buffer=buffer_number(buffer), first=0, end=0)
-        async for answer in self._answers(
-            "FetchFrames", _frames_request(1, (), EVERY_FACT, offsets=selection), self._timeout(0)
-        ):
+        request = _frames_request(1, (), EVERY_FACT, offsets=selection)
+        async for answer in self.connection.answers("FetchFrames", request, timeout_seconds=self._timeout(0)):
             return read_head(answer)
         raise FrameInvalid("an answer begins with its head")
 
@@ -353,7 +354,7 @@ class BoundaryClient:
         """
         offset = 0 if begun is None else begun.size_bytes
         request = pb.GetObjectRequest(bucket=bucket, key=key, digest=digest, offset=offset)
-        answers = self._answers("GetObject", request, None)
+        answers = self.connection.answers("GetObject", request)
         info, begins, pieces = await read_download(answers, self.connection.request_timeout_seconds)
         if self._throttle is not None:
             pieces = _throttled(pieces, self._throttle)
@@ -386,7 +387,7 @@ class BoundaryClient:
 
     async def _frames(self, request: pb.FetchFramesRequest) -> AsyncIterator[Frame]:
         head = None
-        async for answer in self._answers("FetchFrames", request, None):
+        async for answer in self.connection.answers("FetchFrames", request):
             if self._throttle is not None:
                 self._throttle.took(answer.ByteSize())
             if head is None:
@@ -395,17 +396,6 @@ class BoundaryClient:
                 yield await _decoded(answer)
                 if self._throttle is not None:
                     await self._throttle.wait()
-
-    async def _answers(self, name: str, request: Any, timeout_seconds: float | None) -> AsyncGenerator[Any, None]:
-        call = self.connection.method(name)(request, timeout=timeout_seconds)
-        try:
-            with self.connection.telling():
-                async for answer in call:
-                    if answer is None:
-                        raise unreadable(self.connection)
-                    yield answer
-        finally:
-            call.cancel()
 
     def _timeout(self, wait_seconds: float) -> float:
         return self.connection.request_timeout_seconds + wait_seconds + WAIT_MARGIN_SECONDS

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -23,7 +24,7 @@ from bsfg.errors import (
     TimedOut,
 )
 from bsfg.wire.messages import ADMIN, BOUNDARY, Method
-from bsfg.wire.status import from_rpc_error, was_not_begun
+from bsfg.wire.status import from_rpc_error, was_not_begun, was_not_sent
 from bsfg.wire.tls import Watched, grpc_channel_credentials, grpc_channel_options
 
 MESSAGE_BYTES = 64 << 20
@@ -45,6 +46,9 @@ WATCH_SECONDS, PROBE_SECONDS, SEARCH_SECONDS = 1.0, 2.0, 0.2
 
 ELSEWHERE = (NotReady, PeerUnreachable, StandingBy, StorageClosed, StorageTaken, TimedOut)
 """What a node says, or leaves unsaid, in whose place another one of its zone may serve."""
+
+CALLS_IN_VAIN = 8
+"""How many calls in a row a node may end without having taken anything of them."""
 
 STATUS_SECONDS = 5.0
 """How long the status of a call may follow a write that has failed."""
@@ -166,6 +170,26 @@ class Connection:
             found = self._callables[name] = _METHODS[name].callable(self._channel, of_peer=self._to_peer)
         return found
 
+    async def answers(
+        self, name: str, request: Any, *, timeout_seconds: float | None = None
+    ) -> AsyncGenerator[Any, None]:
+        """Make a call with one request and many answers; raises only `BsfgError`."""
+        for in_vain in itertools.count(1):
+            call = self.method(name)(request, timeout=timeout_seconds)
+            try:
+                with self.telling():
+                    try:
+                        async for answer in call:
+                            if answer is None:
+                                raise unreadable(self)
+                            yield answer
+                        return
+                    except grpc.aio.AioRpcError as error:
+                        if in_vain > CALLS_IN_VAIN or not was_not_sent(error):
+                            raise
+            finally:
+                call.cancel()
+
     def stream(self, name: str, *requests: Any) -> Any:
         """Begin a call with many requests: those of an iterator, or what is written to the call."""
         call = self.method(name)(*requests)
@@ -186,12 +210,13 @@ class Connection:
         self._version = -1
 
     async def ended_with(self, call: Any) -> BsfgError | None:
-        """Give what the node ended a stream with, in its own words; None when it ended in peace."""
+        """Give what the node ended a stream with, in its own words; None when it ended in peace or was not sent."""
         code = await call.code()
         if code == grpc.StatusCode.OK:
             return None
         initial, trailing = await call.initial_metadata(), await call.trailing_metadata()
-        return self.translated(grpc.aio.AioRpcError(code, initial, trailing, await call.details()))
+        error = grpc.aio.AioRpcError(code, initial, trailing, await call.details())
+        return None if was_not_sent(error) else self.translated(error)
 
     @contextmanager
     def telling(self) -> Iterator[None]:

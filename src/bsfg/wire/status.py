@@ -252,9 +252,22 @@ _NOT_BEGUN = ("error code 7)", "REFUSED_STREAM")
 """What gRPC says of a call that the other side has refused below HTTP/2, before anything of it was looked at."""
 
 
+_NOT_SENT = "Stream removed (GOAWAY received; Error code: 0"
+"""What gRPC says of a call that was made on a connection just as the other side ended it in peace.
+
+The words stand at the beginning: behind others they are an aside about a connection that broke.
+"""
+
+
+def was_not_sent(error: grpc.aio.AioRpcError) -> bool:
+    """Tell whether a call came too late for its connection, and goes over the next one without any wait."""
+    return error.code() == Status.UNAVAILABLE and (error.details() or "").startswith(_NOT_SENT)
+
+
 def was_not_begun(error: grpc.aio.AioRpcError) -> bool:
     """Tell whether nothing of a call was looked at, so that the same may be sent again, whatever it is."""
-    return error.code() == Status.UNAVAILABLE and any(words in (error.details() or "") for words in _NOT_BEGUN)
+    refused = error.code() == Status.UNAVAILABLE and any(words in (error.details() or "") for words in _NOT_BEGUN)
+    return refused or was_not_sent(error)
 
 
 def _unavailable(where: str, text: str) -> BsfgError:

@@ -20,19 +20,16 @@ from bsfg.fact import SHA256_NAME
 from bsfg.offload import by_size
 from bsfg.ports import Frame, Gap, GapRecord, GapSet, Receipt
 from bsfg.wire import boundary_pb2 as pb
-from bsfg.wire.connection import Connection, unreadable
+from bsfg.wire.connection import CALLS_IN_VAIN, Connection, unreadable
 from bsfg.wire.convert import gap_message, gap_set_message, refusal_of
 from bsfg.wire.frames import read_ack, with_batch
 from bsfg.wire.service import PutOutcome
-from bsfg.wire.status import error_of
+from bsfg.wire.status import error_of, was_not_sent
 
 Ack = TypeVar("Ack")
 
 STREAM_SECONDS = 300.0
 """How long a caller sends over one call: nodes end their connections after a while, and would cut one that lasts."""
-
-CALLS_IN_VAIN = 8
-"""How many calls in a row a node may end in peace without having taken a frame of them."""
 
 
 class FrameStream(Generic[Ack]):
@@ -135,16 +132,9 @@ class FrameStream(Generic[Ack]):
         error: BsfgError | None = None
         try:
             while error is None:
-                while (message := await self._call.read()) is not grpc.aio.EOF:
-                    if message is None:
-                        raise unreadable(self._connection)
-                    self._take(message)
-                # The node's own words tell a caller whether trying again can help.
-                error = await self._connection.ended_with(self._call)
+                error = await self._read_call()
                 if error is None and not await self._reopen():
                     break
-        except grpc.aio.AioRpcError as failure:
-            error = self._connection.translated(failure)
         except BsfgError as failure:
             error = failure
             self._call.cancel()
@@ -155,6 +145,17 @@ class FrameStream(Generic[Ack]):
                 if self._resending is not None:
                     self._resending.cancel()
                 self._fail(error)
+
+    async def _read_call(self) -> BsfgError | None:
+        """Take the answers of a call; give what ended it, in words that tell whether trying again can help."""
+        try:
+            while (message := await self._call.read()) is not grpc.aio.EOF:
+                if message is None:
+                    raise unreadable(self._connection)
+                self._take(message)
+        except grpc.aio.AioRpcError as failure:
+            return None if was_not_sent(failure) else self._connection.translated(failure)
+        return await self._connection.ended_with(self._call)
 
     async def _reopen(self) -> bool:
         """Open another call for the frames that the last one did not take; False when there are none."""
@@ -526,11 +527,12 @@ class Conversation:
                 answer = await self._exchange(question)
                 if answer is not grpc.aio.EOF:
                     return answer
-        self._call, self._ends = self._connection.stream(self._method), time.monotonic() + STREAM_SECONDS
-        answer = await self._exchange(question)
-        if answer is grpc.aio.EOF:
-            raise PeerUnreachable(f"{self._connection.address} ended the call")
-        return answer
+        for _ in range(CALLS_IN_VAIN):
+            self._call, self._ends = self._connection.stream(self._method), time.monotonic() + STREAM_SECONDS
+            answer = await self._exchange(question)
+            if answer is not grpc.aio.EOF:
+                return answer
+        raise PeerUnreachable(f"{self._connection.address} ended the call")
 
     def _is_open(self) -> bool:
         """Tell whether the call can go on; not when the connection was made anew meanwhile."""
@@ -551,6 +553,10 @@ class Conversation:
                     await call.write(question)
                     answer = await call.read()
                 except asyncio.InvalidStateError:
+                    answer = grpc.aio.EOF
+                except grpc.aio.AioRpcError as failure:
+                    if not was_not_sent(failure):
+                        raise
                     answer = grpc.aio.EOF
                 if answer is grpc.aio.EOF:
                     ended = await self._connection.ended_with(call)
