@@ -157,7 +157,7 @@ async def test_what_an_old_node_sends_again_counts(sites: Sites, monkeypatch: py
         for at in range(0, len(content), 50_000):
             yield pb.GetObjectResponse(chunk=content[at : at + 50_000])
 
-    monkeypatch.setattr(client, "_answers", old)
+    monkeypatch.setattr(client.connection, "answers", old)
     digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
     try:
         _, rest = await client.get_object("", "", digest=digest, begun=begun)
