@@ -9,8 +9,7 @@ from typing import Any
 
 import orjson
 
-from bsfg.spark.ingest.dryrun import Look, look
-from bsfg.spark.ingest.mapped import to_mapped
+from bsfg.spark.ingest.mapped import Look, look, to_mapped
 from bsfg.spark.ingest.options import Asked
 from bsfg.spark.ingest.plan import IngestPlan
 from bsfg.spark.ingest.reading import Reject, read_chunk

@@ -34,7 +34,7 @@ from bsfg.errors import BsfgError, InvalidArgument
 from bsfg.wording import counted
 
 if TYPE_CHECKING:
-    from bsfg.spark.ingest.dryrun import Look
+    from bsfg.spark.ingest.mapped import Look
     from bsfg.spark.ingest.plan import IngestPlan
     from bsfg.spark.ingest.run import IngestSettings, IngestWatch
     from bsfg.spark.ingest.survey import SourceFile, Sources
@@ -451,7 +451,7 @@ def ingest_wish(
 
 def _look(sources: Sources, plan: IngestPlan, rows_max: int | None, json: bool) -> int:
     """Show what would happen, and tell how many rows would be rejected."""
-    from bsfg.spark.ingest.dryrun import look
+    from bsfg.spark.ingest.mapped import look
 
     with progress_bar("looking") as bar:
         seen = look(sources.files, plan, rows_max, lambda rows: bar.update(bar.task_ids[0], advance=rows))

@@ -17,7 +17,16 @@ from bsfg.spark.cluster import is_local
 from bsfg.spark.land.columns import Inference, joined
 from bsfg.spark.land.folder import Batch, LandingFolder, Staged
 from bsfg.spark.land.places import LocalDisk
-from bsfg.spark.land.staging import Merge, StagedRange, StagingWork, gap_reason
+from bsfg.spark.land.staging import (
+    Merge,
+    StagedRange,
+    StagingWork,
+    gap_reason,
+    grouped,
+    merge_all,
+    stage_all,
+    staged_so_far,
+)
 from bsfg.spark.land.state import (
     PARTITION_BY,
     By,
@@ -28,7 +37,6 @@ from bsfg.spark.land.state import (
     TableFormat,
     folder_of,
 )
-from bsfg.spark.land.tasks import grouped, merge_all, stage_all, staged_so_far
 from bsfg.spark.land.upkeep import Compactor, LatestTable
 from bsfg.spark.options import EARLIEST, Position
 from bsfg.spark.session import end, has_ended, started, without_tracebacks
