@@ -289,6 +289,12 @@ class GapBook:
             if (_is_foldable(gap) and self._fold()) or len(self._told.steps) > _STEPS_KEPT + 2 * self._full_steps():
                 self._tell_anew()
 
+    def take_in(self, *gaps: Gap) -> None:
+        """Take in what is on record, each as far as it is not here yet."""
+        for each in gaps:
+            for gap in self.missing([each]):
+                self.add(gap)
+
     def _fold(self) -> bool:
         """Fold what links left out while that is too much, where there is most of it; tell whether it was."""
         sets = [each for each in self._sets.values() if _is_foldable(each.head)]

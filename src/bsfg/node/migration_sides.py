@@ -43,9 +43,9 @@ from bsfg.stores.log.storage import CURSORS, MARK, STREAMS, LogStorage
 from bsfg.stores.log.trailfile import FOLDER as TRAIL
 from bsfg.stores.log.verify import verify
 from bsfg.stores.shared.cursors import ConsumerCursor, Cursors
-from bsfg.stores.shared.history import BufferHistory, HistoryPlace
+from bsfg.stores.shared.history import HistoryPlace
 from bsfg.stores.shared.judging import LOST
-from bsfg.stores.shared.keeper import NewBuffer
+from bsfg.stores.shared.keeper import BufferHistory, NewBuffer
 
 _COMPLETE = "complete"
 """The file in the folder of a log that is being made which says that it only needs its place."""

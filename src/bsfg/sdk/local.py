@@ -24,7 +24,7 @@ from bsfg.sdk.signing import TrustedKeys
 from bsfg.stores.artifacts.transfer import stored_pieces
 from bsfg.stores.log.files import translated
 from bsfg.stores.log.notes import boot_id, read_watermark
-from bsfg.stores.log.reader import LogFolder, open_folder
+from bsfg.stores.log.reader import LogFolder, open_folder, unrecorded
 from bsfg.stores.log.segments import SegmentFile, read_segment_header, segment_bases, segment_name
 from bsfg.stores.log.view import LogView
 from bsfg.stores.shared.frame import FRAME_HEADER_BYTES, Damaged, Torn, decode_frame_header
@@ -97,7 +97,7 @@ class Tail:
             if not self._extend(self._segment, end) and not self._followed(end):
                 self._segment = None
                 return
-            view = LogView((self._segment,), self._segment.base, end, (), _damage)
+            view = LogView((self._segment,), self._segment.base, end, (), unrecorded)
             stop = min(end, self._segment.frames[-1].end) if self._segment.frames else self.position
             try:
                 for frame in view.frames(self.position, stop, STEP_FACTS):
@@ -142,10 +142,6 @@ class Tail:
             return False
         self._segment = segment
         return True
-
-
-def _damage(first: int, last: int, why: str, reason: GapReason) -> GapRecord:
-    return GapRecord(first, last, reason, 0, why)
 
 
 log = logging.getLogger("bsfg.local")

@@ -15,12 +15,12 @@ from bsfg.stores.log import keysegments
 from bsfg.stores.log.damage import readable
 from bsfg.stores.log.files import Files, translated, write_whole
 from bsfg.stores.log.identity import LogIdentity, read_identity, write_identity
-from bsfg.stores.log.journal import BEGINNING, decode_all, encode, read_journal
+from bsfg.stores.log.journal import decode_all, encode, read_journal
 from bsfg.stores.log.notes import Notes
 from bsfg.stores.log.quarantine import Quarantine, copy_quarantine
 from bsfg.stores.log.reader import LogFolder, open_folder
 from bsfg.stores.log.segments import SegmentFile, scan_segment, segment_bases, segment_name
-from bsfg.stores.log.storage import CURSORS, MARK, STREAMS, cursor_from, cursor_record, listed_logs, read_mark
+from bsfg.stores.log.storage import CURSORS, MARK, STREAMS, cursor_from, listed_logs, read_mark, write_cursors
 from bsfg.stores.log.trailfile import copy_trail, trail_bytes
 from bsfg.stores.log.view import LogView, read_latest, write_latest
 from bsfg.stores.log.writer import FORWARD_SCHEMA, STORE_SCHEMA
@@ -242,12 +242,8 @@ def _copy_cursors(source: Files, target: Files, ends: dict[tuple[str, str], int]
         lacks(CURSORS, what)
     cursors = [cursor_from(record) for record in records]
     latest = {cursor.spec.name: cursor for cursor in cursors}
-    kept = [
-        _cut(cursor, end)
-        for cursor in latest.values()
-        if (end := ends.get((cursor.spec.stream, str(cursor.spec.buffer)))) is not None
-    ]
-    write_whole(target, CURSORS, b"".join(encode(cursor_record(cursor)) for cursor in kept) or BEGINNING)
+    found = [(cursor, ends.get((cursor.spec.stream, str(cursor.spec.buffer)))) for cursor in latest.values()]
+    write_cursors(target, [_cut(cursor, end) for cursor, end in found if end is not None])
 
 
 def _cut(cursor: ConsumerCursor, end: int) -> ConsumerCursor:
@@ -277,8 +273,8 @@ def begin_new_histories(files: Files, now_unix_ms: int) -> list[RestoredLog]:
         new_ids = {each.was_log_id: each.log_id for each in restored}
         latest = {record.head["name"]: record for record in read_journal(files, CURSORS)[0]}
         cursors = [cursor_from(record) for record in latest.values()]
-        moved = [replace(cursor, log_id=new_ids.get(cursor.log_id, cursor.log_id)) for cursor in cursors]
-        write_whole(files, CURSORS, b"".join(encode(cursor_record(cursor)) for cursor in moved) or BEGINNING)
+        moved = (replace(cursor, log_id=new_ids.get(cursor.log_id, cursor.log_id)) for cursor in cursors)
+        write_cursors(files, moved)
     except OSError as error:
         raise translated(error, "restoring the folder") from None
     return restored

@@ -22,12 +22,12 @@ from bsfg.stores.log import keysegments
 from bsfg.stores.log.files import Files, OpenFile, write_whole
 from bsfg.stores.log.frames import FrameRef
 from bsfg.stores.log.identity import LogIdentity, read_identity, write_identity
-from bsfg.stores.log.journal import BEGINNING, Record, encode
+from bsfg.stores.log.journal import Record, encode
 from bsfg.stores.log.keysegments import KeySegmentName, KeySegments
 from bsfg.stores.log.notes import Anchor, Notes
 from bsfg.stores.log.quarantine import write_records
 from bsfg.stores.log.segments import SegmentFile, read_segment_header, scan_segment, segment_bases, segment_name
-from bsfg.stores.log.storage import CURSORS, STREAMS, LogStorage, cursor_record, log_folder
+from bsfg.stores.log.storage import CURSORS, STREAMS, LogStorage, log_folder, write_cursors
 from bsfg.stores.log.view import kept_ranges, read_latest, write_latest
 from bsfg.stores.log.writer import FORWARD_SCHEMA, STORE_SCHEMA, LogOptions, LogWriter
 from bsfg.stores.shared.cursors import ConsumerCursor
@@ -39,6 +39,7 @@ from bsfg.stores.shared.keeper import (
     AsideRow,
     BufferFound,
     BufferHead,
+    BufferHistory,
     Change,
     DepartedRange,
     FrameRow,
@@ -54,7 +55,7 @@ _HINT = (
 )
 
 
-class LogExport:
+class LogExport(BufferHistory):
     """A log that is open, as its history is read."""
 
     def __init__(self, files: Files, writer: LogWriter) -> None:
@@ -192,7 +193,7 @@ async def exported(storage: LogStorage, stream: str, buffer: Buffer) -> LogExpor
     return await asyncio.to_thread(LogExport, storage.files, opened.writer)
 
 
-class LogImport:
+class LogImport(BufferHistory):
     """A log that is being made of another storage's history; what an earlier attempt has written is not written again.
 
     Where the history stands is not read from what is there: whoever carries it begins at its beginning, and a frame
@@ -393,9 +394,7 @@ class LogImport:
         notes = Notes(self._files, self._folder)
         notes.start, notes.keys_start, notes.anchors = self._head.start, self._keys_start, self._anchors
         notes.book = GapBook()
-        for each in self._gaps:
-            for gap in notes.book.missing([each]):
-                notes.book.add(gap)
+        notes.book.take_in(*self._gaps)
         if self._last_aside_id > max(self._aside, default=0):
             notes.let_ids_end_at(self._last_aside_id)
         return b"".join(encode(record) for record in notes.snapshot())
@@ -419,7 +418,7 @@ class LogZoneImport:
 
     async def keep_consumers(self, cursors: Sequence[ConsumerCursor]) -> None:
         """Write the positions of all consumers."""
-        write_whole(self._files, CURSORS, b"".join(encode(cursor_record(cursor)) for cursor in cursors) or BEGINNING)
+        write_cursors(self._files, cursors)
 
     def finish(self) -> None:
         """Make all of it durable."""

@@ -177,14 +177,12 @@ class Notes:
             if anchor not in self.anchors[-8:]:
                 self.anchors.append(anchor)
         elif kind in ("gap", "gaps"):
-            for gap in self.book.missing([_gap_set(head, record.blob)]):
-                self.book.add(gap)
+            self.book.take_in(_gap_set(head, record.blob))
         elif kind == "quarantined":
             # Versions before 0.2 kept refused facts here; they stay until they are released.
             self._old[head["id"]] = Record(head, record.blob)
         elif kind == "released":
-            for each in self.released.missing([_release_set(head, record.blob)]):
-                self.released.add(each)
+            self.released.take_in(_release_set(head, record.blob))
 
     def snapshot(self) -> Iterator[Record]:
         """Give the records from which the present notes can be read again."""

@@ -82,7 +82,7 @@ class LogFolder:
         segments = [segment for segment in segments if segment.base <= end]
         for segment in segments:
             segment.until = end
-        return LogView(tuple(segments), notes.start, max(end, notes.start), notes.book.own(), _damage), notes
+        return LogView(tuple(segments), notes.start, max(end, notes.start), notes.book.own(), unrecorded), notes
 
     def _watermark(self) -> int | None:
         """Give how far the writer says the log is durable; None when nobody wrote since the machine was started."""
@@ -150,5 +150,6 @@ def open_folder(where: str | os.PathLike[str] | Files) -> list[LogFolder]:
         raise translated(error, f"reading {where}") from None
 
 
-def _damage(first: int, last: int, why: str, reason: GapReason) -> GapRecord:
+def unrecorded(first: int, last: int, why: str, reason: GapReason) -> GapRecord:
+    """Say what is wrong with a range to whoever only reads, and records nothing."""
     return GapRecord(first, last, reason, 0, why)

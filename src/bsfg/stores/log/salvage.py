@@ -30,10 +30,10 @@ from bsfg.stores.log.storage import (
     MARK,
     STREAMS,
     cursor_from,
-    cursor_record,
     listed_logs,
     log_folder,
     read_mark,
+    write_cursors,
 )
 from bsfg.stores.log.trailcheck import check_trail
 from bsfg.stores.log.trailfile import copy_trail
@@ -231,7 +231,7 @@ def _write_cursors(target: Files, cursors: Sequence[ConsumerCursor], found: Salv
         if (cursor.spec.stream, str(cursor.spec.buffer)) in ids
     ]
     found.consumers = len(kept)
-    write_whole(target, CURSORS, b"".join(encode(cursor_record(cursor)) for cursor in kept) or BEGINNING)
+    write_cursors(target, kept)
 
 
 class _LogSalvage:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Self
 
@@ -28,7 +28,7 @@ from bsfg.stores.log.buffer import LogForwardBuffer, LogStoreBuffer
 from bsfg.stores.log.damage import is_damage, is_folder, make_folder, put_aside, readable
 from bsfg.stores.log.files import DiskFiles, Files, translated, write_whole
 from bsfg.stores.log.identity import FORMAT, checked, passes_check
-from bsfg.stores.log.journal import Journal, Record
+from bsfg.stores.log.journal import BEGINNING, Journal, Record, encode
 from bsfg.stores.log.recovery import Recovery
 from bsfg.stores.log.reserve import Reserve
 from bsfg.stores.log.writer import LogOptions, LogWriter, OnSync
@@ -46,6 +46,11 @@ def cursor_record(cursor: ConsumerCursor) -> Record:
 def cursor_from(record: Record) -> ConsumerCursor:
     """Read a cursor from its record."""
     return from_document(record.head)
+
+
+def write_cursors(files: Files, cursors: Iterable[ConsumerCursor]) -> None:
+    """Write the journal of cursors of a folder that nobody has opened."""
+    write_whole(files, CURSORS, b"".join(encode(cursor_record(cursor)) for cursor in cursors) or BEGINNING)
 
 
 class LogCursors(Cursors):

@@ -21,7 +21,7 @@ from bsfg.digest import KeptRange, KeyHash, LogHistory, RangeDigest
 from bsfg.errors import BufferFull, DiskFull, InvalidArgument, OutcomeUnknown, QuarantineFull
 from bsfg.fact import Entry, Key
 from bsfg.gapbook import GapBook
-from bsfg.gaps import Gap, GapRecord, GapSet
+from bsfg.gaps import Gap, GapRecord
 from bsfg.latest import LatestEntries
 from bsfg.ports import Buffer, Clock, Frame, Quarantined, Receipt, Result
 from bsfg.retention import ConsumerStanding, GapReason, Piece, Policy, Removal, make_room
@@ -167,7 +167,7 @@ class FramedWriter:
 
     def _take(self, found: BufferFound) -> None:
         self.head, self.book = found.head, GapBook()
-        self._take_gaps(found.gaps)
+        self.book.take_in(*found.gaps)
         self._gap_rows = len(found.gaps)
         self.quarantine = FramedQuarantine(self._keeper, found, self.policy.quarantine_bytes)
 
@@ -265,7 +265,7 @@ class FramedWriter:
         if done:
             self.head = change.after
             self.quarantine.added(change.aside)
-            self._take_gaps(change.gaps)
+            self.book.take_in(*change.gaps)
             self._gap_rows = len(change.gaps) + (0 if change.gaps_anew else self._gap_rows)
         return done
 
@@ -486,11 +486,6 @@ class FramedWriter:
         # They are durable as they are: without room for both forms they stay so until there is.
         with suppress(DiskFull):
             self._commit(gaps=self.book.sets(), gaps_anew=True)
-
-    def _take_gaps(self, gaps: Sequence[GapSet]) -> None:
-        for each in gaps:
-            for gap in self.book.missing([each]):
-                self.book.add(gap)
 
     def set_aside(self, items: Sequence[Quarantined]) -> None:
         """Keep refused facts durably, those already there left out."""

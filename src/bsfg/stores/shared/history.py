@@ -9,10 +9,9 @@ on from there, also when the source has moved on meanwhile.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Protocol
 
 import numpy as np
 import orjson
@@ -32,12 +31,12 @@ from bsfg.stores.shared.keeper import (
     AsideRow,
     BufferFound,
     BufferHead,
+    BufferHistory,
     BufferKeeper,
     Change,
     DepartedRange,
     ForgottenKeys,
     FrameRow,
-    KeptKeys,
     NewFrame,
     ReleasedFact,
 )
@@ -56,38 +55,6 @@ _AHEAD_HINT = (
     "A node has run on the new storage, this is an older copy of the zone, or the old storage has served since the "
     "migration was begun and let entries go: migrate into an empty place."
 )
-
-
-class BufferHistory(Protocol):
-    """One buffer as its history is read and written: a part of `bsfg.stores.shared.keeper.BufferKeeper`."""
-
-    def found(self) -> BufferFound:
-        """Give what is there now."""
-        ...
-
-    def commit(self, change: Change) -> bool:
-        """Make a change durable, from where the buffer is known to stand."""
-        ...
-
-    def frames(self, at: int, until: int, most: int) -> Sequence[FrameRow]:
-        """Give the frames that end after an offset and begin before another, about a page of them."""
-        ...
-
-    def keys_holding(self, offsets: np.ndarray) -> Sequence[KeptKeys]:
-        """Give the first of the ranges that left, hold some offsets and still have their keys."""
-        ...
-
-    def history(self, heads: Sequence[bytes]) -> tuple[Sequence[KeptRange], Mapping[bytes, int]]:
-        """Give all that stays of what left, in order."""
-        ...
-
-    def latest(self) -> bytes | None:
-        """Give the newest entries of what left, where they are kept."""
-        ...
-
-    def aside(self, after: int | None, limit: int) -> Sequence[AsideRow]:
-        """Give refused facts by their ids."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,9 +340,7 @@ def _aside_of(place: HistoryPlace) -> Iterator[AsideRow]:
 def _said(gaps: Sequence[GapSet]) -> list[tuple[str, str, str, int, bytes]]:
     """Give gap records in one form, however many steps they were recorded in."""
     book = GapBook()
-    for each in gaps:
-        for gap in book.missing([each]):
-            book.add(gap)
+    book.take_in(*gaps)
     return sorted(
         (str(gap.reason), gap.detail, gap.origin_zone or "", gap.since_unix_ms, gap.ranges.encode())
         for gap in book.sets()

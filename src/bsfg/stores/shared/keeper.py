@@ -222,8 +222,8 @@ class ZoneKeeper(ABC):
         """Give the zone back."""
 
 
-class BufferKeeper(ABC):
-    """Keeps one buffer: its head, frames, keys, gap records and refused facts."""
+class BufferHistory(ABC):
+    """One buffer as its history is read and written, by which it is carried into another storage."""
 
     @abstractmethod
     def found(self) -> BufferFound:
@@ -240,28 +240,15 @@ class BufferKeeper(ABC):
         """
 
     @abstractmethod
-    def known(self, hashes: np.ndarray) -> np.ndarray:
-        """Give the keys that have one of some different hashes, each as a row of hash and offset."""
-
-    @abstractmethod
-    def infos(self, at: int, most: int) -> Sequence[FrameInfo]:
-        """Give the frames that end after an offset, the first of them first, so many at most, without their content."""
-
-    @abstractmethod
     def frames(self, at: int, until: int, most: int) -> Sequence[FrameRow]:
-        """Give the frames that end after an offset and begin before another, likewise, and about `PAGE_BYTES`."""
+        """Give the frames that end after an offset and begin before another, the first of them first.
 
-    @abstractmethod
-    def holding(self, offsets: np.ndarray) -> Sequence[FrameRow]:
-        """Give the first of the frames that hold some ascending offsets, about `PAGE_BYTES`; none when none does."""
+        So many at most, and about `PAGE_BYTES`.
+        """
 
     @abstractmethod
     def keys_holding(self, offsets: np.ndarray) -> Sequence[KeptKeys]:
-        """Give keys of what left, likewise: the first of the ranges that hold some offsets and still have theirs."""
-
-    @abstractmethod
-    def oldest_keys(self, before_unix_ms: int) -> KeptKeys | None:
-        """Give the first range of what left that has its keys, if its newest entry was appended before a time."""
+        """Give keys of what left: the first of the ranges that hold some ascending offsets and still have theirs."""
 
     @abstractmethod
     def history(self, heads: Sequence[bytes]) -> tuple[Sequence[KeptRange], Mapping[bytes, int]]:
@@ -270,6 +257,30 @@ class BufferKeeper(ABC):
     @abstractmethod
     def latest(self) -> bytes | None:
         """Give what a change last said to be ``latest``."""
+
+    @abstractmethod
+    def aside(self, after: int | None, limit: int) -> Sequence[AsideRow]:
+        """Give refused facts by their ids, those after one."""
+
+
+class BufferKeeper(BufferHistory):
+    """Keeps one buffer: its head, frames, keys, gap records and refused facts."""
+
+    @abstractmethod
+    def known(self, hashes: np.ndarray) -> np.ndarray:
+        """Give the keys that have one of some different hashes, each as a row of hash and offset."""
+
+    @abstractmethod
+    def infos(self, at: int, most: int) -> Sequence[FrameInfo]:
+        """Give the frames that end after an offset, the first of them first, so many at most, without their content."""
+
+    @abstractmethod
+    def holding(self, offsets: np.ndarray) -> Sequence[FrameRow]:
+        """Give the first of the frames that hold some ascending offsets, about `PAGE_BYTES`; none when none does."""
+
+    @abstractmethod
+    def oldest_keys(self, before_unix_ms: int) -> KeptKeys | None:
+        """Give the first range of what left that has its keys, if its newest entry was appended before a time."""
 
     @abstractmethod
     def aside(
