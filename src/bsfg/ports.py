@@ -216,9 +216,6 @@ class Replayable(Protocol):
         after a restart, gives all from the beginning: hearing of a range twice does no harm.
         """
 
-    async def record_gap(self, gap: GapRecord) -> None:
-        """Make one gap record durable; see `record_gaps`."""
-
     async def record_gaps(self, gaps: Sequence[Gap]) -> None:
         """Make gap records and sets of them durable together, all or none of them.
 

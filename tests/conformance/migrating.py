@@ -171,7 +171,7 @@ async def _fill_store(zone: Opened, clock: FakeClock) -> None:
     )
     nameless = await artifacts.add(pieces(b"without a name"))
     await store.append(sealed([naming(1, named.digest), naming(2, nameless.digest)]))
-    await store.record_gap(GapRecord(280, 283, GapReason.SKIPPED, clock.now_unix_ms(), "to others"))
+    await store.record_gaps([GapRecord(280, 283, GapReason.SKIPPED, clock.now_unix_ms(), "to others")])
     await store.record_gaps([GapRecord(5, 9, GapReason.EVICTED, 77, "there", "enterprise")])
     await store.set_aside(batch(1, first=900), "fact_expired", "too old")
 

@@ -65,7 +65,9 @@ def test_records_of_gaps_do_not_gather_for_ever(own: bool) -> None:
         forward = await storage.forward("operational")
         await forward.put_if_absent(batch(4_000), origin_span("plant", 0, 4_000))
         for at in range(0, 4_000, 2):
-            await forward.record_gap(GapRecord(at, at, GapReason.SKIPPED, at, "not carried", None if own else "plant"))
+            await forward.record_gaps(
+                [GapRecord(at, at, GapReason.SKIPPED, at, "not carried", None if own else "plant")]
+            )
             assert len(storage.medium.buffers["operational", Buffer.FORWARD].gaps) < 600
         again = MemoryStorage(medium=storage.medium)
         assert (await (await again.forward("operational")).gap_sets())[0].ranges.offsets == 2_000

@@ -213,7 +213,7 @@ def test_killed_again_and_again(old: str, new: str, tmp_path: Path, sqlite: list
                     store = await zone.storage.store("operational", STORE)
                     await store.append(batch(5, seed=8))
                     await store.set_aside(batch(1, first=905), "fact_expired")
-                    await store.record_gap(GapRecord(290, 291, GapReason.SKIPPED, 1, "later"))
+                    await store.record_gaps([GapRecord(290, 291, GapReason.SKIPPED, 1, "later")])
                     await zone.storage.cursors.commit("app", Confirmation(through=41))
                 async with opened(source, clock) as zone:
                     before = await seen(zone)

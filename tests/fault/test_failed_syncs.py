@@ -92,7 +92,7 @@ async def _commit(storage: LogStorage, through: int) -> object:
 
 async def _gap(storage: LogStorage, at: int) -> None:
     store = await storage.store("s", POLICY)
-    await store.record_gap(GapRecord(at, at, GapReason.SKIPPED, 1, "not wanted", "plant"))
+    await store.record_gaps([GapRecord(at, at, GapReason.SKIPPED, 1, "not wanted", "plant")])
 
 
 async def _set_aside(storage: LogStorage, at: int) -> None:

@@ -85,7 +85,7 @@ async def drained(storage: LogStorage, clock: FakeClock, number: int) -> None:
             await store.append(sealed(messages(50, first=number, object_bytes=2_000)))
         assert storage.reserve.short
         await storage.cursors.commit(f"reads-{stream}", Confirmation(end - 1))
-        await store.record_gap(GapRecord(0, 0, GapReason.SKIPPED, 1, "left out", "plant"))
+        await store.record_gaps([GapRecord(0, 0, GapReason.SKIPPED, 1, "left out", "plant")])
     await storage.cursors.retire("slow", "gone for good")
     for _ in range(100):
         clock.advance(2)

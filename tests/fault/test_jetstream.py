@@ -569,7 +569,7 @@ async def test_gap_records_do_not_gather_for_ever(settings: JetStreamSettings) -
     forward = await storage.forward(STREAM)
     name, base = storage.zone.names.buffer(STREAM, Buffer.FORWARD)
     for at in range(0, 2_400, 2):
-        await forward.record_gap(GapRecord(at, at, GapReason.SKIPPED, at, "not carried", "plant"))
+        await forward.record_gaps([GapRecord(at, at, GapReason.SKIPPED, at, "not carried", "plant")])
     server = storage.zone.server
     told = await asyncio.to_thread(
         server.run, "counting", lambda: server.page(name, f"{base}.meta.gaps", 1, 9_999, 1 << 24)

@@ -390,7 +390,7 @@ async def test_no_write_passes_the_epoch(settings: PostgresSettings) -> None:
         lambda: store.append(batch(7)),
         lambda: forward.put_if_absent(batch(1, first=7), origin),
         lambda: store.truncate_before(2),
-        lambda: store.record_gap(gap),
+        lambda: store.record_gaps([gap]),
         lambda: store.set_aside(batch(1, first=91), "fact_expired"),
         lambda: store.release_quarantined(aside.id, "settled"),
         lambda: old.store("another"),

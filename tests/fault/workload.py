@@ -248,7 +248,7 @@ class Driver:
     async def record_gap(self, place: Place, gap: GapRecord) -> None:
         """Record a gap."""
         with self._unless_full(), self._medium():
-            await self.buffer(place).record_gap(gap)
+            await self.buffer(place).record_gaps([gap])
             with self.ledger.lock:
                 self.ledger.book(place).gaps.add(identity(gap))
 

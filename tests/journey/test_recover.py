@@ -43,9 +43,9 @@ async def test_gaps_are_counted_by_reason(make_zone: MakeZone) -> None:
     zone = make_zone("plant")
     await zone.append(messages(10))
     store = await zone.store()
-    await store.record_gap(GapRecord(2, 4, GapReason.DAMAGED, 0))
-    await store.record_gap(GapRecord(7, 7, GapReason.QUARANTINED, 0))
-    await store.record_gap(GapRecord(0, 99, GapReason.EVICTED, 0, origin_zone="lab"))
+    await store.record_gaps([GapRecord(2, 4, GapReason.DAMAGED, 0)])
+    await store.record_gaps([GapRecord(7, 7, GapReason.QUARANTINED, 0)])
+    await store.record_gaps([GapRecord(0, 99, GapReason.EVICTED, 0, origin_zone="lab")])
     report = await recover(await zone.storage())
     assert report.buffers[0].gaps == {GapReason.DAMAGED: 3, GapReason.QUARANTINED: 1}
     assert report.problems == ("3 offsets of the store buffer of operational are damaged",)

@@ -278,7 +278,7 @@ async def test_relayed_gaps_follow_the_token(make_zone: MakeZone) -> None:
     ]
     tokens = [""]
     for gap in (plant[0], others[0], plant[1], others[1], plant[2]):
-        await forward.record_gap(gap)
+        await forward.record_gaps([gap])
         tokens.append((await forward.gaps_told(tokens[-1]))[1])
 
     async def told(token: str) -> list[GapRecord]:

@@ -62,7 +62,7 @@ async def write(folder: Path, clock: FakeClock) -> None:
         sealed(altered(said(2, 1, "enterprise"))), OriginSpan("enterprise", offsets[:1] + 9, times[:1])
     )
     await forward.set_aside(sealed(said(7, 1, "enterprise")), "expired", "older than 1 h")
-    await forward.record_gap(GapRecord(5, 6, GapReason.EVICTED, START_UNIX_MS, "", "enterprise"))
+    await forward.record_gaps([GapRecord(5, 6, GapReason.EVICTED, START_UNIX_MS, "", "enterprise")])
     await storage.cursors.create(ConsumerSpec("enterprise.operational", STREAM))
     await storage.cursors.create(ConsumerSpec("historian", STREAM, Buffer.FORWARD, required=False))
     await storage.cursors.create(ConsumerSpec("old", STREAM, required=False))

@@ -355,10 +355,6 @@ class SharedBuffer(ABC, Generic[Writer]):
         self._check_open()
         return self._writer.book.told_since(after, max_ranges)
 
-    async def record_gap(self, gap: GapRecord) -> None:
-        """Make a gap record durable."""
-        await self.record_gaps([gap])
-
     async def record_gaps(self, gaps: Sequence[Gap]) -> None:
         """Make gap records durable together."""
         self._check_open()

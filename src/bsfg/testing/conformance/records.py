@@ -29,7 +29,7 @@ class RecordsContract(StorageCase):
             GapRecord(100, 250, GapReason.EXPIRED, 3_000, "late", "field"),
         ]
         for record in records:
-            await lane.buffer.record_gap(record)
+            await lane.buffer.record_gaps([record])
         async for lane in rig.across_restart():
             assert await lane.gaps() == records
             assert (await lane.stats()).gaps == 3
@@ -47,9 +47,9 @@ class RecordsContract(StorageCase):
             GapRecord(2, 4, GapReason.SKIPPED, 1_000),
         ]
         for record in (first, again, *others):
-            await lane.buffer.record_gap(record)
+            await lane.buffer.record_gaps([record])
         lane = await rig.reopened()
-        await lane.buffer.record_gap(again)
+        await lane.buffer.record_gaps([again])
         assert await lane.gaps() == [first, *others]
 
     @scenario
@@ -58,7 +58,7 @@ class RecordsContract(StorageCase):
         lane = await rig.lane()
         await lane.write(batch(10))
         for first, last, at_unix_ms in ((0, 1, 1_000), (4, 6, 2_000), (2, 2, 3_000), (5, 8, 4_000), (5, 5, 5_000)):
-            await lane.buffer.record_gap(GapRecord(first, last, GapReason.EXPIRED, at_unix_ms, "late", "field"))
+            await lane.buffer.record_gaps([GapRecord(first, last, GapReason.EXPIRED, at_unix_ms, "late", "field")])
         expected = [
             GapRecord(0, 2, GapReason.EXPIRED, 3_000, "late", "field"),
             GapRecord(4, 8, GapReason.EXPIRED, 4_000, "late", "field"),
@@ -85,7 +85,7 @@ class RecordsContract(StorageCase):
                 assert sum(len(each.ranges) for each in answer[0]) <= RELAYED_RANGES_MAX
                 told, token = [*told, *answer[0]], answer[1]
             assert [(gap.first, gap.last) for each in told for gap in each.records()] == pairs
-        await lane.buffer.record_gap(GapRecord(8_000, 8_001, GapReason.EVICTED, 2_000, "", "field"))
+        await lane.buffer.record_gaps([GapRecord(8_000, 8_001, GapReason.EVICTED, 2_000, "", "field")])
         (after,), _ = await lane.buffer.gaps_told(token)
         assert [(gap.first, gap.last, gap.reason) for gap in after.records()] == [(8_000, 8_001, GapReason.EVICTED)]
 
@@ -102,7 +102,7 @@ class RecordsContract(StorageCase):
                 await lane.buffer.record_gaps(
                     [GapRecord(at, at, GapReason.EVICTED, 2_000, "", "field") for at in (4, 90)]
                 )
-            await lane.buffer.record_gap(GapRecord(3, 4, GapReason.DAMAGED, 3_000))
+            await lane.buffer.record_gaps([GapRecord(3, 4, GapReason.DAMAGED, 3_000)])
             assert (await lane.stats()).gaps_full
             async for lane in rig.across_restart():
                 assert len(await lane.gaps()) == 6
@@ -131,17 +131,17 @@ class RecordsContract(StorageCase):
         await lane.write(batch(3))
         for first, last, count in ((-1, 1, None), (2, 1, None), (0, 1, 3), (0, 1, 0)):
             with pytest.raises(InvalidArgument):
-                await lane.buffer.record_gap(GapRecord(first, last, GapReason.LOST, 0, count=count))
+                await lane.buffer.record_gaps([GapRecord(first, last, GapReason.LOST, 0, count=count)])
         with pytest.raises(OffsetOutOfRange):
-            await lane.buffer.record_gap(GapRecord(2, 3, GapReason.LOST, 0))
+            await lane.buffer.record_gaps([GapRecord(2, 3, GapReason.LOST, 0)])
         assert await lane.gaps() == []
 
     @scenario
     async def test_retained_entries_are_given_whatever_gap_records_say(self, lane: BufferUnderTest) -> None:
         """A gap record about entries that are there, or about another zone's offsets, hides none of them."""
         await lane.write(batch(5))
-        await lane.buffer.record_gap(GapRecord(1, 2, GapReason.SKIPPED, 0))
-        await lane.buffer.record_gap(GapRecord(0, 4, GapReason.LOST, 0, "", "field"))
+        await lane.buffer.record_gaps([GapRecord(1, 2, GapReason.SKIPPED, 0)])
+        await lane.buffer.record_gaps([GapRecord(0, 4, GapReason.LOST, 0, "", "field")])
         assert await lane.messages() == messages(5)
         await lane.create_reader()
         await lane.confirm()

@@ -198,7 +198,7 @@ def _buffer_calls(lane: BufferUnderTest) -> list[Call]:
         lambda: buffer.wait_for(0, 0),
         lambda: buffer.truncate_before(0),
         buffer.gaps,
-        lambda: buffer.record_gap(GapRecord(0, 0, GapReason.SKIPPED, 0, "", "field")),
+        lambda: buffer.record_gaps([GapRecord(0, 0, GapReason.SKIPPED, 0, "", "field")]),
         buffer.quarantine,
         lambda: buffer.release_quarantined(0, "closed"),
         lambda: buffer.enforce_retention(link_open=True),
