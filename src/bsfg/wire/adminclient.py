@@ -18,6 +18,7 @@ from bsfg.ports import Buffer, Checkpoint, ConsumerSpec, ConsumerState, GapRecor
 from bsfg.wire import admin_pb2 as pb
 from bsfg.wire.connection import Connection
 from bsfg.wire.convert import (
+    as_value,
     buffer_number,
     buffer_of,
     gap_of,
@@ -115,7 +116,7 @@ class AdminClient:
         """Take the lease of a link, waiting for a turn among one's own; `LeaseHeld` when somebody has it."""
         wait_ms = int(wait_seconds * 1000)
         request = pb.AcquireLeaseRequest(link=link, holder=holder, ttl_ms=ttl_ms, wait_ms=wait_ms, urgent=urgent)
-        return _lease(await self.connection.call("AcquireLease", request))
+        return as_value(await self.connection.call("AcquireLease", request), LeaseView)
 
     async def renew_lease(
         self, link: str, token: str, ttl_ms: int, *, wait_seconds: float = 0.0, seen: int = 0
@@ -126,7 +127,7 @@ class AdminClient:
         """
         wait_ms = int(wait_seconds * 1000)
         request = pb.RenewLeaseRequest(link=link, token=token, ttl_ms=ttl_ms, wait_ms=wait_ms, seen=seen)
-        return _lease(await self.connection.call("RenewLease", request))
+        return as_value(await self.connection.call("RenewLease", request), LeaseView)
 
     async def release_lease(self, link: str, token: str) -> None:
         """Give a lease back."""
@@ -149,7 +150,7 @@ class AdminClient:
         self, leases: Sequence[KeptLease], holder: str, ttl_ms: int, *, wait_seconds: float = 0.0, plan: int = 0
     ) -> LeasesView:
         """Keep many leases; the answer comes early when there is something new about one of them."""
-        kept = [pb.KeptLease(link=each.link, token=each.token, seen=each.seen, mode=each.mode) for each in leases]
+        kept = [pb.KeptLease(**asdict(each)) for each in leases]
         wait_ms = int(wait_seconds * 1000)
         request = pb.RenewLeasesRequest(leases=kept, holder=holder, ttl_ms=ttl_ms, wait_ms=wait_ms, plan=plan)
         return _leases(await self.connection.call("RenewLeases", request))
@@ -244,35 +245,19 @@ class AdminClient:
 
 
 def _consumer(found: pb.Consumer) -> ConsumerView:
-    spec = ConsumerSpec(
-        found.name,
-        found.stream,
-        buffer_of(found.buffer, Buffer.STORE),
-        _word(StartAt, found.start),
-        found.start_value,
-        found.required,
-    )
-    state = ConsumerState(
-        spec,
-        Checkpoint(found.next_to_send, found.committed),
-        tuple((each.first, each.last) for each in found.ranges),
-        found.log_id,
-        found.created_unix_ms,
-        found.retired_reason if found.HasField("retired_reason") else None,
-    )
-    return ConsumerView(state, found.backlog)
+    buffer, start = buffer_of(found.buffer, Buffer.STORE), _word(StartAt, found.start)
+    spec, checkpoint = as_value(found, ConsumerSpec, buffer=buffer, start=start), as_value(found, Checkpoint)
+    ranges = tuple((each.first, each.last) for each in found.ranges)
+    return ConsumerView(as_value(found, ConsumerState, spec=spec, checkpoint=checkpoint, ranges=ranges), found.backlog)
 
 
 def _frontier(found: pb.FrontierView) -> FrontierView:
-    buffer = buffer_of(found.buffer, Buffer.STORE)
-    names = tuple(found.slowest), tuple(found.held_by)
-    return FrontierView(found.stream, buffer, found.start, found.end, found.frontier, *names)
+    names = {"slowest": tuple(found.slowest), "held_by": tuple(found.held_by)}
+    return as_value(found, FrontierView, buffer=buffer_of(found.buffer, Buffer.STORE), **names)
 
 
 def _gate(found: pb.Gate) -> GateView:
-    until = found.held_until_unix_ms if found.HasField("held_until_unix_ms") else None
-    gate = Gate(_word(Mode, found.mode), found.since_unix_ms, found.reason, found.held_by, until)
-    return GateView(found.link, found.side, gate)
+    return GateView(found.link, found.side, as_value(found, Gate, mode=_word(Mode, found.mode)))
 
 
 def _memo(memo: PeerMemo) -> pb.RememberPeerRequest:
@@ -288,7 +273,7 @@ def _report(report: LinkReport) -> pb.ReportLinkRequest:
 
 
 def _leases(found: pb.LeasesResponse) -> LeasesView:
-    leases = {each.link: _lease(each.lease) for each in found.leases if not each.HasField("error")}
+    leases = {each.link: as_value(each.lease, LeaseView) for each in found.leases if not each.HasField("error")}
     refused = {each.link: error_of(each.error) for each in found.leases if each.HasField("error")}
     return LeasesView(leases, refused, found.plan)
 
@@ -297,20 +282,9 @@ def _gate_after(found: pb.ReportLinkResponse) -> Gate:
     return Gate(_word(Mode, found.mode), reason=found.reason)
 
 
-def _lease(found: pb.Lease) -> LeaseView:
-    return LeaseView(found.link, found.holder, found.token, found.ttl_ms, found.mode, found.wanted)
-
-
 def _quarantined(found: pb.Quarantined) -> QuarantinedView:
-    quarantined = Quarantined(
-        id=found.id,
-        at_unix_ms=found.at_unix_ms,
-        reason=found.reason,
-        key=Key(found.from_zone, found.message_id),
-        existing_offset=found.existing_offset,
-        facts=FactBatch.from_ipc(found.facts) if found.facts else FactBatch.empty(),
-        detail=found.detail,
-    )
+    facts = FactBatch.from_ipc(found.facts) if found.facts else FactBatch.empty()
+    quarantined = as_value(found, Quarantined, key=Key(found.from_zone, found.message_id), facts=facts)
     return QuarantinedView(found.stream, buffer_of(found.buffer, Buffer.STORE), quarantined)
 
 

@@ -333,15 +333,8 @@ class BoundaryClient:
             if failures:
                 raise failures[0] from None
             raise
-        return ObjectInfo(
-            info.bucket,
-            info.key,
-            info.media_type,
-            info.file_name,
-            answer.digest,
-            answer.size_bytes,
-            already_exists=answer.already_exists,
-        )
+        stored = {"digest": answer.digest, "size_bytes": answer.size_bytes, "already_exists": answer.already_exists}
+        return replace(info, **stored, link=None)
 
     async def get_object(
         self, bucket: str, key: str, *, digest: str | None = None, begun: Begun | None = None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields
+from functools import cache
+from typing import Any, TypeVar
 
 import numpy as np
 import orjson
@@ -23,9 +24,36 @@ from bsfg.retention import GapReason
 from bsfg.wire import admin_pb2 as admin_pb
 from bsfg.wire import boundary_pb2 as pb
 
+Value = TypeVar("Value")
+
 _BUFFERS: dict[int, Buffer] = {pb.BUFFER_STORE: Buffer.STORE, pb.BUFFER_FORWARD: Buffer.FORWARD}
 _ARTIFACT_FIELDS: tuple[Any, ...] = tuple(ArtifactRef.__dataclass_fields__)
 _NUMBERS: dict[Buffer, pb.Buffer] = {Buffer.STORE: pb.BUFFER_STORE, Buffer.FORWARD: pb.BUFFER_FORWARD}
+
+
+def as_value(found: Any, kind: Callable[..., Value], **instead: Any) -> Value:
+    """Read a message as a value: its fields of the same names, None for what a message leaves out, others ``instead``.
+
+    What the value alone has gets its default.
+    """
+    given = {
+        name: getattr(found, name) if is_there or found.HasField(name) else None
+        for name, is_there in _shared(found.__class__, kind, (*instead,))
+    }
+    return kind(**given, **instead)
+
+
+def as_message(kind: Callable[..., Value], value: Any, **instead: Any) -> Value:
+    """Write a value as a message likewise."""
+    return kind(**{name: getattr(value, name) for name, _ in _shared(kind, value.__class__, (*instead,))}, **instead)
+
+
+@cache
+def _shared(message: Any, value: Any, others: tuple[str, ...]) -> list[tuple[str, bool]]:
+    """Name the fields that a message and a value both have, but for others, and say which a message always has."""
+    known = message.DESCRIPTOR.fields_by_name
+    names = [each.name for each in fields(value) if each.name in known and each.name not in others]
+    return [(name, not known[name].has_presence) for name in names]
 
 
 def buffer_of(number: int, default: Buffer) -> Buffer:
@@ -48,10 +76,8 @@ def filter_of(request: pb.FetchRequest | pb.FetchFramesRequest | pb.SumFactsRequ
     if not request.HasField("filter"):
         return EVERY_FACT
     found = request.filter
-    since = found.produced_from_unix_ms if found.HasField("produced_from_unix_ms") else None
-    before = found.produced_before_unix_ms if found.HasField("produced_before_unix_ms") else None
-    zones = (tuple(found.from_zones), tuple(found.to_zones))
-    return FactFilter(tuple(found.subjects), tuple(found.predicates), *zones, since, before)
+    lists = {name: tuple(getattr(found, name)) for name in ("subjects", "predicates", "from_zones", "to_zones")}
+    return as_value(found, FactFilter, **lists)
 
 
 def buffer_number(buffer: Buffer) -> pb.Buffer:
@@ -89,34 +115,13 @@ def single_fact(request: pb.AppendRequest) -> FactBatch:
 
 def envelope_message(envelope: Envelope) -> pb.Envelope:
     """Write an envelope."""
-    return pb.Envelope(
-        message_id=envelope.message_id,
-        from_zone=envelope.from_zone,
-        to_zone=envelope.to_zone,
-        produced_at_unix_ms=envelope.produced_at_unix_ms,
-        correlation_id=envelope.correlation_id,
-        causation_id=envelope.causation_id,
-        labels=dict(envelope.labels),
-        object_media_type=envelope.object_media_type,
-        object_schema=envelope.object_schema,
-        signature=envelope.signature,
-    )
+    return as_message(pb.Envelope, envelope, labels=dict(envelope.labels))
 
 
 def envelope_of(found: pb.Envelope) -> Envelope:
     """Read an envelope."""
-    return Envelope(
-        from_zone=found.from_zone,
-        to_zone=found.to_zone,
-        produced_at_unix_ms=found.produced_at_unix_ms,
-        message_id=found.message_id if found.HasField("message_id") else None,
-        correlation_id=found.correlation_id if found.HasField("correlation_id") else None,
-        causation_id=found.causation_id if found.HasField("causation_id") else None,
-        labels=dict(found.labels),
-        object_media_type=found.object_media_type if found.HasField("object_media_type") else JSON_MEDIA_TYPE,
-        object_schema=found.object_schema if found.HasField("object_schema") else None,
-        signature=found.signature if found.HasField("signature") else None,
-    )
+    media_type = found.object_media_type if found.HasField("object_media_type") else JSON_MEDIA_TYPE
+    return as_value(found, Envelope, labels=dict(found.labels), object_media_type=media_type)
 
 
 def fact_message(fact: Fact) -> pb.Fact:
@@ -139,29 +144,20 @@ def artifact_of(found: pb.ArtifactRef) -> ArtifactRef:
 
 def entry_message(entry: Entry) -> pb.Entry:
     """Write an entry."""
-    origin = None
-    if entry.origin is not None:
-        found = entry.origin
-        times = {"appended_at_unix_ms": found.appended_at_unix_ms, "age_ms": found.age_ms}
-        origin = pb.Origin(zone=found.zone, offset=found.offset, **times)
     return pb.Entry(
         offset=entry.offset,
         appended_at_unix_ms=entry.appended_at_unix_ms,
         envelope=envelope_message(entry.message.envelope),
         fact=fact_message(entry.message.fact),
         digest=entry.digest,
-        origin=origin,
+        origin=as_message(pb.Origin, entry.origin) if entry.origin is not None else None,
         hasher=None if entry.hasher == SHA256_NAME else entry.hasher,
     )
 
 
 def entry_of(found: pb.Entry) -> Entry:
     """Read an entry."""
-    origin = None
-    if found.HasField("origin"):
-        told = found.origin
-        age_ms = told.age_ms if told.HasField("age_ms") else None
-        origin = Origin(told.zone, told.offset, told.appended_at_unix_ms, age_ms)
+    origin = as_value(found.origin, Origin) if found.HasField("origin") else None
     message = Message(envelope_of(found.envelope), fact_of(found.fact))
     hasher = found.hasher if found.HasField("hasher") else SHA256_NAME
     return Entry(found.offset, found.appended_at_unix_ms, message, found.digest, origin, hasher)
@@ -169,15 +165,7 @@ def entry_of(found: pb.Entry) -> Entry:
 
 def gap_message(gap: GapRecord) -> pb.GapRecord:
     """Write a gap record."""
-    return pb.GapRecord(
-        first=gap.first,
-        last=gap.last,
-        reason=gap.reason,
-        at_unix_ms=gap.at_unix_ms,
-        detail=gap.detail,
-        origin_zone=gap.origin_zone,
-        count=gap.count,
-    )
+    return as_message(pb.GapRecord, gap)
 
 
 def gap_of(found: pb.GapRecord) -> GapRecord:
@@ -186,20 +174,12 @@ def gap_of(found: pb.GapRecord) -> GapRecord:
         reason = GapReason(found.reason)
     except ValueError:
         raise FrameInvalid(f"a gap record has the unknown reason {found.reason[:80]!r}") from None
-    origin_zone = found.origin_zone if found.HasField("origin_zone") else None
-    count = found.count if found.HasField("count") else None
-    return GapRecord(found.first, found.last, reason, found.at_unix_ms, found.detail, origin_zone, count)
+    return as_value(found, GapRecord, reason=reason)
 
 
 def gap_set_message(gaps: GapSet) -> pb.GapSet:
     """Write a set of gap records."""
-    return pb.GapSet(
-        reason=gaps.reason,
-        ranges=gaps.ranges.encode(),
-        detail=gaps.detail,
-        origin_zone=gaps.origin_zone,
-        since_unix_ms=gaps.since_unix_ms,
-    )
+    return as_message(pb.GapSet, gaps, ranges=gaps.ranges.encode())
 
 
 def gap_set_of(found: pb.GapSet) -> GapSet:
@@ -208,8 +188,7 @@ def gap_set_of(found: pb.GapSet) -> GapSet:
         reason = GapReason(found.reason)
     except ValueError:
         raise FrameInvalid(f"a set of gap records has the unknown reason {found.reason[:80]!r}") from None
-    origin_zone = found.origin_zone if found.HasField("origin_zone") else None
-    return GapSet(reason, RangeSet.decode(found.ranges), found.detail, origin_zone, found.since_unix_ms)
+    return as_value(found, GapSet, reason=reason, ranges=RangeSet.decode(found.ranges))
 
 
 def gap_sets_of(found: Sequence[pb.GapSet]) -> list[GapSet]:
@@ -231,33 +210,23 @@ def check_ranges(count: int) -> None:
 
 def refusal_message(refusal: Refusal) -> pb.Refusal:
     """Write a refusal."""
-    return pb.Refusal(first=refusal.first, last=refusal.last, reason=refusal.reason, detail=refusal.detail)
+    return as_message(pb.Refusal, refusal)
 
 
 def refusal_of(found: pb.Refusal) -> Refusal:
     """Read a refusal."""
-    return Refusal(found.first, found.last, found.reason, found.detail)
+    return as_value(found, Refusal)
 
 
 def confirm_request(consumer: str, confirmation: Confirmation) -> pb.ConfirmRequest:
     """Write a confirmation, without refusals."""
-    return pb.ConfirmRequest(
-        consumer=consumer,
-        through=confirmation.through,
-        ranges=[pb.Range(first=first, last=last) for first, last in confirmation.ranges],
-        log_id=confirmation.log_id,
-        peer_head=confirmation.peer_head,
-    )
+    ranges = [pb.Range(first=first, last=last) for first, last in confirmation.ranges]
+    return as_message(pb.ConfirmRequest, confirmation, consumer=consumer, ranges=ranges)
 
 
 def confirmation_of(found: pb.ConfirmRequest) -> Confirmation:
     """Read a confirmation."""
-    return Confirmation(
-        through=found.through if found.HasField("through") else None,
-        ranges=tuple((each.first, each.last) for each in found.ranges),
-        log_id=found.log_id if found.HasField("log_id") else None,
-        peer_head=found.peer_head if found.HasField("peer_head") else None,
-    )
+    return as_value(found, Confirmation, ranges=tuple((each.first, each.last) for each in found.ranges))
 
 
 def position_message(position: PeerPosition) -> admin_pb.PeerPosition:
@@ -272,17 +241,12 @@ def release_message(release: Release) -> admin_pb.Release:
 
 def release_of(found: admin_pb.Release) -> Release:
     """Read what an operator accepted."""
-    return Release(found.code, found.log_id)
+    return as_value(found, Release)
 
 
 def position_of(found: admin_pb.PeerPosition) -> PeerPosition:
     """Read what is remembered of a sender."""
-    optional = {
-        name: getattr(found, name) if found.HasField(name) else None
-        for name in ("log_id", "latest_start", "acknowledged", "chain_head", "suspect")
-    }
-    released = release_of(found.released) if found.HasField("released") else None
-    return PeerPosition(**optional, end=found.end, gaps_token=found.gaps_token, released=released)
+    return as_value(found, PeerPosition, released=release_of(found.released) if found.HasField("released") else None)
 
 
 HEADS_MAX = 16
@@ -345,16 +309,12 @@ def evidence_of(found: pb.GetEvidenceResponse, stream: str, buffer: Buffer) -> L
         found.chain_head,
         grouped([*(gap_of(gap) for gap in found.gaps), *(gap_set_of(each) for each in found.gap_sets)]),
         LogHistory(
-            tuple(_kept_of(kept) for kept in found.kept),
+            tuple(as_value(kept, KeptRange) for kept in found.kept),
             heads,
-            tuple(Restore(each.first, each.at_unix_ms, each.was_log_id) for each in found.restores),
+            tuple(as_value(each, Restore) for each in found.restores),
         ),
         [_cursor_of(each, stream, buffer, found.log_id) for each in found.cursors],
     )
-
-
-def _kept_of(found: pb.KeptRange) -> KeptRange:
-    return KeptRange(found.first, found.last, found.range_digest, found.chain_before, found.chain_after)
 
 
 def _cursor_message(state: ConsumerState) -> pb.CursorEvidence:
@@ -582,9 +542,8 @@ def _is_told_of(answer: pb.SumFactsResponse, call: SumCall) -> bool:
 
 
 def _named_message(entry: Named) -> pb.NamedEntry:
-    return pb.NamedEntry(**asdict(entry))
+    return as_message(pb.NamedEntry, entry)
 
 
 def _named_of(found: pb.NamedEntry) -> Named:
-    from_zone = found.from_zone if found.HasField("from_zone") else None
-    return Named(found.place, found.offset, from_zone, found.message_id if found.HasField("message_id") else None)
+    return as_value(found, Named)

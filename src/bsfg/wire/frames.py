@@ -23,7 +23,7 @@ from bsfg.offload import by_size
 from bsfg.ports import Frame, Receipt, Result
 from bsfg.sealing import functions_of
 from bsfg.wire import boundary_pb2 as pb
-from bsfg.wire.convert import gap_message, gap_of, gap_set_message, gap_sets_of
+from bsfg.wire.convert import as_message, as_value, gap_message, gap_of, gap_set_message, gap_sets_of
 from bsfg.wire.service import ObjectInfo
 
 _INT64 = np.dtype("<i8")
@@ -445,28 +445,12 @@ CHUNK_BYTES = 256 << 10
 
 def description_message(info: ObjectInfo) -> pb.ObjectDescription:
     """Write the description of an artifact."""
-    return pb.ObjectDescription(
-        bucket=info.bucket,
-        key=info.key,
-        media_type=info.media_type,
-        file_name=info.file_name,
-        digest=info.digest,
-        size_bytes=info.size_bytes,
-        link=info.link,
-    )
+    return as_message(pb.ObjectDescription, info)
 
 
 def object_info(found: pb.ObjectDescription) -> ObjectInfo:
     """Read the description of an artifact."""
-    return ObjectInfo(
-        bucket=found.bucket,
-        key=found.key,
-        media_type=found.media_type or DEFAULT_MEDIA_TYPE,
-        file_name=found.file_name if found.HasField("file_name") else None,
-        digest=found.digest if found.HasField("digest") else None,
-        size_bytes=found.size_bytes if found.HasField("size_bytes") else None,
-        link=found.link if found.HasField("link") else None,
-    )
+    return as_value(found, ObjectInfo, media_type=found.media_type or DEFAULT_MEDIA_TYPE)
 
 
 async def read_download(
