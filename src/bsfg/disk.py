@@ -300,6 +300,18 @@ def sync_folder(path: Path) -> None:
         SPARES.close(fd)
 
 
+def replace_file(path: Path, content: bytes, mode: int = 0o666) -> None:
+    """Write a file that is never seen half written, durably, and that nobody else may read even for a moment."""
+    fresh = path.with_name(f".{path.name}.new")
+    fresh.unlink(missing_ok=True)
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(path)
+    sync_names([path])
+
+
 def add_lines(path: Path, lines: Iterable[bytes]) -> None:
     """Add lines to a file that is kept, durably; what an end in the middle of one has left stays a line of its own."""
 

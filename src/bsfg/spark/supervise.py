@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import orjson
 
+from bsfg.disk import replace_file
 from bsfg.errors import BsfgError, SparkFailed
 from bsfg.retry import Backoff
 from bsfg.spark.calls import NodeAccess, calls
@@ -164,9 +165,7 @@ class Schedule:
                 "ended_unix_ms": diary.last_good_unix_ms,
                 "finding": diary.finding,
             }
-            fresh = self._path.with_suffix(".new")
-            fresh.write_bytes(orjson.dumps(self._known))
-            fresh.replace(self._path)
+            replace_file(self._path, orjson.dumps(self._known))
 
 
 @dataclass(slots=True)

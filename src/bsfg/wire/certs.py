@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from bsfg.disk import replace_file
 from bsfg.errors import CertificateInvalid, FileExists, IdentityRevoked, InvalidArgument, StorageReadOnly
 from bsfg.rules import ZONE, check_name
 from bsfg.wire.peer import LOCALHOST, Shown, check_end, looks_like, shown
@@ -224,22 +225,11 @@ def _write(
     )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _replace(issued.key_path, encoded, 0o600)
-        _replace(issued.certificate_path, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
+        replace_file(issued.key_path, encoded, 0o600)
+        replace_file(issued.certificate_path, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
     except OSError as error:
         raise StorageReadOnly(f"{folder} cannot be written: {error.strerror}", hint="Choose another folder.") from None
     return issued
-
-
-def _replace(path: Path, content: bytes, mode: int) -> None:
-    """Write a file that nobody else can read even for a moment, and that is never seen half written."""
-    fresh = path.with_name(f".{path.name}.new")
-    fresh.unlink(missing_ok=True)
-    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
 
 
 TOP = "certs"

@@ -18,6 +18,7 @@ from typing import Any
 
 import orjson
 
+from bsfg.disk import replace_file
 from bsfg.errors import FileChanged, FolderLocked, FormatUnsupported
 from bsfg.spark.ingest.plan import IngestPlan
 from bsfg.spark.ingest.survey import Chunk, FileSurvey, SourceFile, digest_of, stamp_of
@@ -178,7 +179,7 @@ class IngestWork:
         self.files += surveys
         job = {"version": VERSION, "plan": self._plan.to_dict(), "files": [each.to_dict() for each in self.files]}
         with _told(self.folder):
-            _replace(self.folder / "job.json", job)
+            replace_file(self.folder / "job.json", orjson.dumps(job))
 
     # The way through them.
 
@@ -219,7 +220,7 @@ class IngestWork:
 
     def _save(self) -> None:
         with _told(self.folder):
-            _replace(self.folder / "progress.json", asdict(self.progress))
+            replace_file(self.folder / "progress.json", orjson.dumps(asdict(self.progress)))
 
 
 @contextmanager
@@ -233,18 +234,3 @@ def _told(folder: Path) -> Iterator[None]:
 
 def _read(path: Path) -> Any:
     return orjson.loads(path.read_bytes()) if path.exists() else None
-
-
-def _replace(path: Path, value: Any) -> None:
-    """Write a file as a whole: whoever reads it sees the old content or the new."""
-    fresh = path.with_suffix(".new")
-    with fresh.open("wb") as out:
-        out.write(orjson.dumps(value))
-        out.flush()
-        os.fsync(out.fileno())
-    fresh.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bsfg.disk import replace_file
 from bsfg.errors import InvalidArgument
 from bsfg.ports import Buffer
 from bsfg.spark.calls import NodeAccess
@@ -122,12 +122,7 @@ class RunPlan:
     def write(self, path: Path) -> None:
         """Write the plan to a file that nobody else can read: it may hold keys. Who reads meanwhile has the old one."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        fresh = path.with_name(f".{path.name}.{self.number}")
-        fresh.unlink(missing_ok=True)
-        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            pickle.dump([pickle.dumps(bundle) for bundle in self.bundles], file)
-        fresh.replace(path)
+        replace_file(path, pickle.dumps([pickle.dumps(bundle) for bundle in self.bundles]), 0o600)
 
     @staticmethod
     def read(path: Path) -> RunPlan:
