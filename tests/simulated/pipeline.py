@@ -138,10 +138,6 @@ class SimulatedPuts:
         self._last.add_done_callback(lambda done: done.cancelled() or done.exception())
         return self._last
 
-    async def send_gaps(self, at: int, gaps: Sequence[Gap]) -> asyncio.Future[PutOutcome]:
-        """Send gap records alone."""
-        return await self.send(Frame(at, at - 1), gaps)
-
     async def _after(self, before: asyncio.Task[PutOutcome] | None, call: PutCall) -> PutOutcome:
         if before is not None:
             await asyncio.wait({before})

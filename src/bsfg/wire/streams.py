@@ -287,10 +287,6 @@ class PutStream(FrameStream[PutOutcome]):
             return await self._send(number, message)
         return await self._send(number, await _with_batch(message, "entries", frame.entries))
 
-    async def send_gaps(self, at: int, gaps: Sequence[Gap]) -> asyncio.Future[PutOutcome]:
-        """Send gap records that the sender got from other zones, when it has no facts to go with them."""
-        return await self.send(Frame(at, at - 1), gaps)
-
     async def put(self, frame: Frame, gaps: Sequence[Gap] = ()) -> PutOutcome:
         """Send a frame and wait for its outcome."""
         return await (await self.send(frame, gaps))
@@ -419,10 +415,6 @@ class PutLane:
         self._under_way.add(outcome)
         outcome.add_done_callback(self._done)
         return outcome
-
-    async def send_gaps(self, at: int, gaps: Sequence[Gap]) -> asyncio.Future[PutOutcome]:
-        """Send gap records that the sender got from other zones, when it has no facts to go with them."""
-        return await self.send(Frame(at, at - 1), gaps)
 
     async def close(self) -> None:
         """Wait for the answers to what was sent, and end the lane."""

@@ -119,7 +119,8 @@ class Courier:
         answers: list[tuple[Frame, asyncio.Future[PutOutcome]]] = []
         try:
             if relayed and not frames:
-                answers.append((Frame(at, at - 1), await calls.send_gaps(at, relayed)))
+                alone = Frame(at, at - 1)
+                answers.append((alone, await calls.send(alone, relayed)))
             for frame in frames:
                 more = relayed if frame is frames[0] else ()
                 answers.append((frame, await calls.send(frame, more, served_at_unix_ms=served_at_unix_ms)))

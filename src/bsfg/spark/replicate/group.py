@@ -55,7 +55,7 @@ class GroupCalls:
 
     def __init__(self, admin: AdminClient, holder: str, plan: int) -> None:
         self._admin, self._holder, self._plan = admin, holder, plan
-        self._is_known = self._remembers_many = True
+        self._is_known = True
 
     async def acquire(self, links: Sequence[str], wait_seconds: float) -> LeasesView:
         """Take the leases of as many links as can be had, waiting until there is one."""
@@ -112,12 +112,11 @@ class GroupCalls:
 
     async def remember(self, memos: Sequence[PeerMemo]) -> Sequence[BsfgError | None]:
         """Keep what is known of senders; give for each why it was not kept, None when it was."""
-        if self._remembers_many:
+        if self._is_known:
             try:
                 return await self._admin.remember_peers(memos)
             except RemoteError as error:
-                self._check_unknown(error)
-                self._remembers_many = False
+                self._forget(error)
         return [await self._remembered(memo) for memo in memos]
 
     async def _remembered(self, memo: PeerMemo) -> BsfgError | None:
@@ -139,15 +138,12 @@ class GroupCalls:
         return LeasesView(leases, refused, self._plan)
 
     def _forget(self, error: RemoteError) -> None:
-        self._check_unknown(error)
-        self._is_known = False
-
-    def _check_unknown(self, error: RemoteError) -> None:
-        """Raise an error that is not that of a node which does not know the call."""
+        """Go on with single calls, or raise an error that is not that of a node which does not know those of many."""
         from bsfg.wire.streams import is_unimplemented
 
         if not is_unimplemented(error):
             raise error
+        self._is_known = False
 
 
 class Rounds:
