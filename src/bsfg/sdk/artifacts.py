@@ -19,7 +19,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO, Generic, TypeVar
 
 from bsfg.artifacts import Begun, check_digest
 from bsfg.errors import (
@@ -37,6 +37,7 @@ from bsfg.sdk.endpoint import Endpoint, Where
 from bsfg.sdk.thread import LoopThread
 
 Item = TypeVar("Item")
+Pieces = TypeVar("Pieces")
 _PIECE_BYTES = 1 << 20
 READ_BYTES_MAX = 64 << 20
 """The most that is read into memory unless more is asked for."""
@@ -146,18 +147,22 @@ class _Whole:
         return b"".join(self._pieces)
 
 
-class AsyncArtifacts:
-    """The artifacts of a zone, for asyncio."""
+class _Artifacts(Generic[Pieces]):
+    """The artifacts of a zone, wherever the bytes behind those that were begun are got from."""
 
-    def __init__(self, get: Callable[[str, Begun | None], AsyncGenerator[bytes, None]]) -> None:
+    def __init__(self, get: Callable[[str, Begun | None], Pieces]) -> None:
         self._get = get
 
-    def pieces(self, wanted: Wanted) -> AsyncGenerator[bytes, None]:
+    def pieces(self, wanted: Wanted) -> Pieces:
         """Give the content piece by piece; the last piece comes only when the digest of the whole is right.
 
         Raises `ArtifactMissing`, and `DigestMismatch` in place of that last piece.
         """
         return self._get(digest_of(wanted), None)
+
+
+class AsyncArtifacts(_Artifacts[AsyncGenerator[bytes, None]]):
+    """The artifacts of a zone, for asyncio."""
 
     async def read(self, wanted: Wanted, *, max_bytes: int = READ_BYTES_MAX) -> bytes:
         """Give the whole content; raises `ArtifactTooLarge` beyond ``max_bytes``."""
@@ -188,18 +193,8 @@ class AsyncArtifacts:
                     await asyncio.sleep(retry.pause_after(error))
 
 
-class ArtifactReader:
+class ArtifactReader(_Artifacts[Iterator[bytes]]):
     """The artifacts of a zone, for ordinary, blocking programs."""
-
-    def __init__(self, get: Callable[[str, Begun | None], Iterator[bytes]]) -> None:
-        self._get = get
-
-    def pieces(self, wanted: Wanted) -> Iterator[bytes]:
-        """Give the content piece by piece; the last piece comes only when the digest of the whole is right.
-
-        Raises `ArtifactMissing`, and `DigestMismatch` in place of that last piece.
-        """
-        return self._get(digest_of(wanted), None)
 
     def read(self, wanted: Wanted, *, max_bytes: int = READ_BYTES_MAX) -> bytes:
         """Give the whole content; raises `ArtifactTooLarge` beyond ``max_bytes``."""
