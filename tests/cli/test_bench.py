@@ -20,7 +20,7 @@ from tests.servers import jetstream, postgres
 from bsfg.batch import FactBatch
 from bsfg.canonical import canonicalize
 from bsfg.cli.bench import measure, servers
-from bsfg.cli.bench.results import aims_of
+from bsfg.cli.bench.store import aims_of
 from bsfg.cli.bench.workload import OBJECT_BYTES, batch_of, batches_of
 from bsfg.cli.doctor.machine import file_system
 

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from bsfg.batch import FactBatch
-from bsfg.cli.bench.results import percentile
+from bsfg.cli.bench.store import percentile
 from bsfg.cli.bench.workload import BATCH_FACTS, FROM_ZONE, OBJECT_BYTES, PRODUCED_AT_UNIX_MS, batch_of, batches_of
 from bsfg.digest import Sha256
 from bsfg.errors import StorageFailed

@@ -6,41 +6,40 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
-from bsfg.cli.bench.results import Aim, finished, percentile
-from bsfg.cli.bench.store import measured_in, show_all, steps
+from bsfg.cli.bench.store import Aim, measured_in, percentile, show_all, steps
 from bsfg.cli.common import flag, option
 from bsfg.cli.output import examples, print_json
 
 if TYPE_CHECKING:
     # Its producers are processes of this package, which must not have loaded them already.
-    from bsfg.cli.bench.node_measure import NodeSamples
+    from bsfg.cli.bench.node_measure import BenchSamples
 
 RATES = ("append_batches", "append_facts", "handoff")
 
 
-def results(samples: NodeSamples, folder: Path, seconds: float) -> dict[str, Any]:
+def numbers_of(samples: BenchSamples) -> dict[str, Any]:
     """Give every number of one run by its stable name."""
-    plan, rates = samples.plan, samples.rates
+    plan, rates, more = samples.plan, samples.rates, samples.more
     sha256 = median(samples.sha256_rates)
-    floor_ms, fdatasync_ms = percentile(samples.floor_ms, 50), percentile(samples.fdatasync_ms, 50)
-    numbers: dict[str, Any] = {
+    floor_ms, fdatasync_ms = percentile(more["floor_ms"], 50), percentile(more["fdatasync_ms"], 50)
+    return {
         "facts": plan.facts,
         "object_bytes": plan.object_bytes,
         "clients": plan.clients,
         "rate": plan.rate,
         "sha256_per_second": sha256,
         **{f"{name}_per_second": rates[name].per_second for name in RATES},
-        "append_ms_p50": percentile(samples.append_ms, 50),
-        "append_ms_p99": percentile(samples.append_ms, 99),
+        "append_ms_p50": percentile(more["append_ms"], 50),
+        "append_ms_p99": percentile(more["append_ms"], 99),
         "rpc_floor_ms_p50": floor_ms,
         "fdatasync_ms_p50": fdatasync_ms,
         "lag_ms_p50": percentile(samples.lag_ms, 50),
         "lag_ms_p99": percentile(samples.lag_ms, 99),
-        "bystander_ms_p50": percentile(samples.bystander_ms, 50),
-        "bystander_ms_p99": percentile(samples.bystander_ms, 99),
-        "bystander_large_facts": samples.crowd["large"],
-        "bystander_confirmations": samples.crowd["confirmations"],
-        "bystander_removed_facts": samples.crowd["removed"],
+        "bystander_ms_p50": percentile(more["bystander_ms"], 50),
+        "bystander_ms_p99": percentile(more["bystander_ms"], 99),
+        "bystander_large_facts": more["crowd"]["large"],
+        "bystander_confirmations": more["crowd"]["confirmations"],
+        "bystander_removed_facts": more["crowd"]["removed"],
         **{f"{name}_ratio": rates[name].per_second / sha256 for name in RATES},
         "append_limit_ms": 1.5 * (floor_ms + fdatasync_ms),
         **{
@@ -49,7 +48,6 @@ def results(samples: NodeSamples, folder: Path, seconds: float) -> dict[str, Any
             for who in rate.cpu_seconds
         },
     }
-    return finished(numbers, aims_of, folder, seconds)
 
 
 def aims_of(numbers: dict[str, Any]) -> list[Aim]:
@@ -102,17 +100,17 @@ def node(
     from bsfg.cli.bench.node_measure import BenchPlan
 
     plan = BenchPlan(facts=facts, seconds=seconds, rate=rate, clients=clients, object_bytes=size)
-    numbers = measured_in(folder, lambda place: _measured(place, plan), results)
+    numbers = measured_in(folder, lambda place: _measured(place, plan), aims_of)
     print_json(numbers) if json else show(numbers)
 
 
-def _measured(place: Path, plan: Any) -> Any:
+def _measured(place: Path, plan: Any) -> dict[str, Any]:
     from bsfg.cli.bench.node_measure import node_site, run
 
     site = node_site(place)
     with steps(PHASES) as step:
         try:
-            return run(site, plan, step)
+            return numbers_of(run(site, plan, step))
         finally:
             site.stop()
 

@@ -80,8 +80,21 @@ class BenchZone(LoopbackZone):
 
     def cpu_seconds(self) -> float:
         """Give the processor time that the node has used so far."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return cpu_seconds(self.pid)
+
+
+def cpu_seconds(pid: int) -> float:
+    """Give the processor time that a process has used so far; none of one that is gone."""
+    fields = about_process(pid, "stat").rpartition(b")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if len(fields) > 12 else 0.0
+
+
+def about_process(pid: int, name: str) -> bytes:
+    """Give what the system tells of a process under a name, nothing of one that is gone."""
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:
+        return b""
 
 
 BenchSite = LoopbackSite[BenchZone]
@@ -130,33 +143,23 @@ class BenchSamples:
     sha256_rates: list[float] = field(default_factory=list)
     rates: dict[str, Rate] = field(default_factory=dict)
     lag_ms: list[float] = field(default_factory=list)
+    more: dict[str, Any] = field(default_factory=dict)
+    """What only one benchmark measures, by its stable name where it is a number already."""
 
     def yardstick(self) -> None:
         """Measure what everything is held against, twice."""
         self.sha256_rates += [sha256_per_second(self.plan.object_bytes) for _ in range(2)]
 
 
-@dataclass(slots=True)
-class NodeSamples(BenchSamples):
-    """The same, with what only nodes show."""
-
-    append_ms: list[float] = field(default_factory=list)
-    floor_ms: list[float] = field(default_factory=list)
-    fdatasync_ms: list[float] = field(default_factory=list)
-    bystander_ms: list[float] = field(default_factory=list)
-    crowd: dict[str, Any] = field(default_factory=dict)
-
-
-def run(site: BenchSite, plan: BenchPlan, step: Step) -> NodeSamples:
+def run(site: BenchSite, plan: BenchPlan, step: Step) -> BenchSamples:
     """Measure everything; whoever calls stops the nodes."""
-    samples = NodeSamples(plan)
+    samples = BenchSamples(plan)
     step("starting a node")
     site.start(site.sender)
     samples.yardstick()
     step("single appends")
     [found] = measured([job_of(site, samples.plan, "singles", _SINGLES_FROM, samples.plan.singles)])
-    samples.append_ms, samples.floor_ms = found["append_ms"], found["floor_ms"]
-    samples.fdatasync_ms = found["fdatasync_ms"]
+    samples.more |= {name: found[name] for name in ("append_ms", "floor_ms", "fdatasync_ms")}
     step("facts through the producer")
     _append(site, samples, "facts", _FACTS_FROM, max(1, plan.facts // 2))
     samples.yardstick()
@@ -189,7 +192,7 @@ def job_of(site: BenchSite, plan: BenchPlan, kind: str, first: int, count: int) 
     )
 
 
-def _append(site: BenchSite, samples: NodeSamples, kind: str, first: int, count: int) -> None:
+def _append(site: BenchSite, samples: BenchSamples, kind: str, first: int, count: int) -> None:
     """Let all clients append at the same time, each its share."""
     clients = samples.plan.clients
     share = -(-count // clients)
@@ -239,16 +242,15 @@ def live(site: BenchSite, receiver: BenchZone, samples: BenchSamples) -> Rate:
     return Rate(count, found["ended"] - found["started"], _cpu_seconds(site.sender, receiver, before))
 
 
-def _bystander(site: BenchSite, samples: NodeSamples) -> None:
+def _bystander(site: BenchSite, samples: BenchSamples) -> None:
     """Let one producer append single facts while others send large ones, confirm many ranges, and remove all before."""
     plan = samples.plan
     seconds = min(plan.seconds, BYSTANDER_SECONDS)
     singles = job_of(site, plan, "beside", _BESIDE_FROM, int(seconds * BYSTANDER_RATE_MAX))
     others = job_of(site, plan, "crowd", _BESIDE_FROM + _PER_CLIENT, site.sender.end(Buffer.STORE))
     jobs = [replace(singles, seconds=seconds), replace(others, seconds=seconds, identity=f"{site.sender.name}-crowd")]
-    found, samples.crowd = measured(jobs)
-    samples.bystander_ms = found["append_ms"]
-    samples.crowd["removed"] = others.count
+    found, crowd = measured(jobs)
+    samples.more |= {"bystander_ms": found["append_ms"], "crowd": {**crowd, "removed": others.count}}
 
 
 class BufferWatch:

@@ -6,21 +6,18 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
-from bsfg.cli.bench.results import Aim, finished, percentile
-from bsfg.cli.bench.store import measured_in, show_all, steps, verdict
+from bsfg.cli.bench.store import Aim, measured_in, percentile, show_all, steps, verdict
 from bsfg.cli.common import flag, option
 from bsfg.cli.output import console, examples, print_json
 
 if TYPE_CHECKING:
-    from bsfg.cli.bench.pipeline_measure import PipelineSamples
+    from bsfg.cli.bench.node_measure import BenchSamples
 
 RATES = ("native_handoff", "spark_ceiling", "replay", "land", "audit")
 
 
-def results(samples: PipelineSamples, folder: Path, seconds: float) -> dict[str, Any]:
+def numbers_of(samples: BenchSamples) -> dict[str, Any]:
     """Give every number of one run by its stable name."""
-    from bsfg.cli.bench.pipeline_measure import numbers_of
-
     plan = samples.plan
     numbers: dict[str, Any] = {
         "facts": plan.facts,
@@ -28,7 +25,8 @@ def results(samples: PipelineSamples, folder: Path, seconds: float) -> dict[str,
         "rate": plan.rate,
         "live_seconds": plan.seconds,
         "sha256_per_second": median(samples.sha256_rates),
-        **numbers_of(samples),
+        **{f"{name}_per_second": rate.per_second for name, rate in samples.rates.items()},
+        **samples.more,
         "live_lag_ms_p50": percentile(samples.lag_ms, 50),
         "live_lag_ms_p99": percentile(samples.lag_ms, 99),
         "live_lag_ms_max": max(samples.lag_ms),
@@ -40,7 +38,7 @@ def results(samples: PipelineSamples, folder: Path, seconds: float) -> dict[str,
         numbers[f"{who}_rss_growth"] = end / start - 1 if start else 0.0
     parts = numbers["replay_us_per_fact_by_tenth"]
     numbers["replay_last_to_first_tenth"] = parts[-1] / parts[0] if parts and parts[0] else 0.0
-    return finished(numbers, aims_of, folder, seconds)
+    return numbers
 
 
 def aims_of(numbers: dict[str, Any]) -> list[Aim]:
@@ -101,23 +99,25 @@ def pipeline(
     Spark carries as many bytes without any node, so that the figures can be compared wherever they were measured.
     """
     if starts is not None:
-        from bsfg.cli.bench.pipeline_measure import results_of_starts
+        from bsfg.cli.bench.pipeline_measure import aims_of_starts
 
-        begun = measured_in(folder, lambda place: _measured_starts(place, starts), results_of_starts)
+        begun = measured_in(folder, lambda place: _measured_starts(place, starts), aims_of_starts)
         print_json(begun) if json else show_starts(begun)
         return
     if links is not None:
-        many = measured_in(folder, lambda place: _measured_many(place, links, seconds), _results_of_many)
+        from bsfg.cli.bench import pipeline_links
+
+        many = measured_in(folder, lambda place: _measured_many(place, links, seconds), pipeline_links.aims_of)
         print_json(many) if json else show_many(many)
         return
     from bsfg.cli.bench.node_measure import BenchPlan
 
     plan = BenchPlan(facts, seconds=seconds, rate=rate)
-    numbers = measured_in(folder, lambda place: _measured(place, plan), results)
+    numbers = measured_in(folder, lambda place: _measured(place, plan), aims_of)
     print_json(numbers) if json else show(numbers)
 
 
-def _measured(place: Path, plan: Any) -> Any:
+def _measured(place: Path, plan: Any) -> dict[str, Any]:
     from bsfg.cli.bench.pipeline_measure import pipeline_site, run
     from bsfg.cli.pipeline.running import spark_session
     from bsfg.spark.replicate.driver import local_master
@@ -126,29 +126,23 @@ def _measured(place: Path, plan: Any) -> Any:
     session = spark_session("bsfg bench", local_master(1), {}, place / "spark.log")
     with steps(PHASES, "starting Spark") as step, session as spark:
         try:
-            return run(site, spark, plan, step)
+            return numbers_of(run(site, spark, plan, step))
         finally:
             site.stop()
 
 
-def _measured_many(place: Path, links: int, seconds: float) -> Any:
+def _measured_many(place: Path, links: int, seconds: float) -> dict[str, Any]:
     from bsfg.cli.bench.pipeline_links import measure
 
     with steps(MANY_PHASES) as step:
         return measure(place, links, seconds, step)
 
 
-def _measured_starts(place: Path, rounds: int) -> dict[str, list[float]]:
-    from bsfg.cli.bench.pipeline_measure import measure_starts
+def _measured_starts(place: Path, rounds: int) -> dict[str, Any]:
+    from bsfg.cli.bench.pipeline_measure import measure_starts, numbers_of_starts
 
     with steps(rounds + 1) as step:
-        return measure_starts(place, rounds, step)
-
-
-def _results_of_many(samples: Any, folder: Path, seconds: float) -> dict[str, Any]:
-    from bsfg.cli.bench.pipeline_links import results as results_of
-
-    return results_of(samples, folder, seconds)
+        return numbers_of_starts(measure_starts(place, rounds, step))
 
 
 def show_starts(numbers: dict[str, Any]) -> None:
@@ -167,7 +161,7 @@ def show_many(numbers: dict[str, Any]) -> None:
 
     out, where = console(), numbers["machine"]
     out.print(verdict(aims_of(numbers)))
-    for rate, suffix in zip(RATES, ("", f"_at_{RATES[1]}"), strict=True):
+    for rate, suffix in RATES.items():
         p50, p99 = (numbers[f"lag_ms_{name}{suffix}"] for name in ("p50", "p99"))
         out.print(f"lag at {rate:,} facts/s in total: p50 {p50:.1f} ms, p99 {p99:.1f} ms")
     out.print(f"{numbers['links']} links on {where['file_system']}, {where['cpus']} CPUs, in {numbers['seconds']} s")

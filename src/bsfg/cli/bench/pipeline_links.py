@@ -18,7 +18,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
@@ -28,8 +27,8 @@ import orjson
 import pyarrow as pa
 
 from bsfg.batch import FactBatch
-from bsfg.cli.bench.node_measure import STREAM, BenchZone, BufferWatch
-from bsfg.cli.bench.results import Aim, finished, percentile
+from bsfg.cli.bench.node_measure import STREAM, BenchZone, BufferWatch, about_process, cpu_seconds
+from bsfg.cli.bench.store import Aim, percentile
 from bsfg.cli.bench.workload import batch_of
 from bsfg.cli.zones import certificates, wait_until
 from bsfg.errors import PeerUnreachable
@@ -41,8 +40,9 @@ HUB = "hub"
 MEMORY = Path("/dev/shm")
 """Where the senders have their files, if there is such a place."""
 
-RATES = (1_000, 10_000)
-"""Facts per second in total while the lag is measured; the first is the one that is hoped for."""
+RATE = 1_000
+RATES = {RATE: "", 10_000: "_at_10000"}
+"""Facts per second in total while the lag is measured, and what the names of the numbers end with."""
 
 APPENDS_PER_SECOND = 1_000
 STEP_SECONDS = 0.002
@@ -79,19 +79,6 @@ address = "127.0.0.1:{port}"
 """
 
 Step = Callable[[str], None]
-
-
-@dataclass(slots=True)
-class LinksSamples:
-    """What was measured."""
-
-    links: int
-    all_moving_seconds: float = 0.0
-    after_kill_seconds: float = 0.0
-    idle_cpu_percent: float = 0.0
-    memory_mb: float = 0.0
-    processes: int = 0
-    lag_ms: dict[int, list[float]] = field(default_factory=dict)
 
 
 class Senders:
@@ -176,10 +163,11 @@ class Hub:
 
     def workers(self) -> list[int]:
         """List the processes of tasks, the one that has worked most first."""
-        word = b"-m\0bsfg.spark.daemon"
-        forked = [
-            pid for pid in self.processes() if word in _read(pid, "cmdline") and word in _read(_parent(pid), "cmdline")
-        ]
+
+        def is_daemon(pid: int) -> bool:
+            return b"-m\0bsfg.spark.daemon" in about_process(pid, "cmdline")
+
+        forked = [pid for pid in self.processes() if is_daemon(pid) and is_daemon(_parent(pid))]
         return sorted(forked, key=cpu_seconds, reverse=True)
 
     def cpu_seconds(self) -> float:
@@ -206,9 +194,9 @@ class Hub:
         return calls().run(work())
 
 
-def measure(place: Path, links: int, seconds: float, step: Step) -> LinksSamples:
-    """Measure everything."""
-    samples, zones = LinksSamples(links), [f"site-{number:04}" for number in range(links)]
+def measure(place: Path, links: int, seconds: float, step: Step) -> dict[str, Any]:
+    """Measure everything, and give every number by its stable name."""
+    numbers, zones = dict[str, Any](links=links), [f"site-{number:04}" for number in range(links)]
     with ExitStack() as ending:
         step(f"starting {links} senders")
         root = ending.enter_context(_in_memory(place))
@@ -222,19 +210,20 @@ def measure(place: Path, links: int, seconds: float, step: Step) -> LinksSamples
         began = time.monotonic()
         hub.start_pipeline()
         wait_until(hub.is_moving, MOVING_SECONDS_MAX, 0.2)
-        samples.all_moving_seconds = time.monotonic() - began
-        for rate in RATES:
+        numbers["all_moving_seconds"] = time.monotonic() - began
+        for rate, suffix in RATES.items():
             step(f"lag at {rate:,} facts/s in total")
-            samples.lag_ms[rate] = _lag_ms(hub, senders, rate, seconds)
+            lag_ms = _lag_ms(hub, senders, rate, seconds)
+            numbers |= {f"lag_ms_p{percent}{suffix}": percentile(lag_ms, percent) for percent in (50, 99)}
         step(f"at rest for {IDLE_SECONDS:g} s")
         time.sleep(SETTLE_SECONDS)
         before = hub.cpu_seconds()
         time.sleep(IDLE_SECONDS)
-        samples.idle_cpu_percent = 100 * (hub.cpu_seconds() - before) / IDLE_SECONDS
-        samples.processes, samples.memory_mb = len(hub.processes()), hub.memory_mb()
+        numbers["idle_cpu_percent"] = 100 * (hub.cpu_seconds() - before) / IDLE_SECONDS
+        numbers |= {"processes": len(hub.processes()), "memory_mb": hub.memory_mb()}
         step("a task is killed")
-        samples.after_kill_seconds = _after_kill(hub, senders, links)
-    return samples
+        numbers["after_kill_seconds"] = _after_kill(hub, senders, links)
+    return numbers
 
 
 @contextmanager
@@ -285,22 +274,16 @@ def _after_kill(hub: Hub, senders: Senders, links: int) -> float:
     return hub.zone.reached(first + links) - began
 
 
-def cpu_seconds(pid: int) -> float:
-    """Give the processor time that a process has used so far."""
-    fields = _read(pid, "stat").rpartition(b")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if len(fields) > 12 else 0.0
-
-
 def _proportional_kb(pid: int) -> int:
     """Give the memory of a process, what it shares with others only in its part."""
-    for line in _read(pid, "smaps_rollup").splitlines():
+    for line in about_process(pid, "smaps_rollup").splitlines():
         if line.startswith(b"Pss:"):
             return int(line.split()[1])
     return 0
 
 
 def _parent(pid: int) -> int:
-    fields = _read(pid, "stat").rpartition(b")")[2].split()
+    fields = about_process(pid, "stat").rpartition(b")")[2].split()
     return int(fields[1]) if len(fields) > 1 else 0
 
 
@@ -311,38 +294,13 @@ def _session_of(pid: int) -> int:
         return -1
 
 
-def _read(pid: int, name: str) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/{name}").read_bytes()
-    except OSError:
-        return b""
-
-
-def results(samples: LinksSamples, folder: Path, seconds: float) -> dict[str, Any]:
-    """Give every number of one run by its stable name."""
-    usual, high = (samples.lag_ms[rate] for rate in RATES)
-    numbers: dict[str, Any] = {
-        "links": samples.links,
-        "memory_mb": samples.memory_mb,
-        "processes": samples.processes,
-        "idle_cpu_percent": samples.idle_cpu_percent,
-        "lag_ms_p50": percentile(usual, 50),
-        "lag_ms_p99": percentile(usual, 99),
-        f"lag_ms_p50_at_{RATES[1]}": percentile(high, 50),
-        f"lag_ms_p99_at_{RATES[1]}": percentile(high, 99),
-        "all_moving_seconds": samples.all_moving_seconds,
-        "after_kill_seconds": samples.after_kill_seconds,
-    }
-    return finished(numbers, aims_of, folder, seconds)
-
-
 def aims_of(numbers: dict[str, Any]) -> list[Aim]:
     """Hold the numbers against what is hoped for with a hundred links."""
     return [
         Aim("memory_mb", numbers["memory_mb"], 2_500, "MB", False),
         Aim("processes", numbers["processes"], 10, "in all", False),
         Aim("idle_cpu_percent", numbers["idle_cpu_percent"], 15, "% of a core", False),
-        Aim("lag_ms_p99", numbers["lag_ms_p99"], 60, f"ms at {RATES[0]:,} facts/s", False),
+        Aim("lag_ms_p99", numbers["lag_ms_p99"], 60, f"ms at {RATE:,} facts/s", False),
         Aim("all_moving_seconds", numbers["all_moving_seconds"], 40, "s", False),
         Aim("after_kill_seconds", numbers["after_kill_seconds"], 5, "s", False),
     ]

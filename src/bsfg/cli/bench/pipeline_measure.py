@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -28,7 +27,7 @@ from bsfg.cli.bench.node_measure import (
     job_of,
     live,
 )
-from bsfg.cli.bench.results import Aim, finished
+from bsfg.cli.bench.store import Aim
 from bsfg.cli.bench.workload import BATCH_FACTS, FROM_ZONE, TO_ZONE, batch_of
 from bsfg.cli.zones import wait_until
 from bsfg.errors import SparkFailed
@@ -64,18 +63,9 @@ FRAME_FACTS = 10_000
 Step = Callable[[str], None]
 
 
-@dataclass(slots=True)
-class PipelineSamples(BenchSamples):
-    """What was measured, with what only Spark shows."""
-
-    rss_mb: dict[str, float] = field(default_factory=dict)
-    replay_us_by_part: list[float] = field(default_factory=list)
-    audit_bytes: int = 0
-
-
-def run(site: BenchSite, spark: SparkSession, plan: BenchPlan, step: Step) -> PipelineSamples:
+def run(site: BenchSite, spark: SparkSession, plan: BenchPlan, step: Step) -> BenchSamples:
     """Measure everything; whoever calls stops Spark and the nodes."""
-    samples = PipelineSamples(plan)
+    samples = BenchSamples(plan)
     step("appending the backlog")
     _, native, lake = site.zones
     site.start(site.sender)
@@ -105,7 +95,7 @@ def run(site: BenchSite, spark: SparkSession, plan: BenchPlan, step: Step) -> Pi
     return samples
 
 
-def _ceiling(spark: SparkSession, samples: PipelineSamples) -> None:
+def _ceiling(spark: SparkSession, samples: BenchSamples) -> None:
     from bsfg.spark.ceiling import FORMAT, CeilingSource
 
     spark.dataSource.register(CeilingSource)
@@ -127,7 +117,7 @@ def _replication(site: BenchSite, lake: BenchZone, spark: SparkSession, folder: 
     return Replication(spark, own, [plan], site.root / folder, 1)
 
 
-def _replay(site: BenchSite, lake: BenchZone, spark: SparkSession, samples: PipelineSamples) -> None:
+def _replay(site: BenchSite, lake: BenchZone, spark: SparkSession, samples: BenchSamples) -> None:
     """Replay the whole backlog; the first facts warm everything up and do not count."""
     total = site.sender.end(Buffer.STORE)
     replication = _replication(site, lake, spark, "replay")
@@ -144,10 +134,10 @@ def _replay(site: BenchSite, lake: BenchZone, spark: SparkSession, samples: Pipe
     thread.join()
     _note_rss(samples, "end")
     samples.rates["replay"] = Rate(total - first, marks[-1] - marks[0], {})
-    samples.replay_us_by_part = [1e6 * (b - a) / tenth for a, b in itertools.pairwise(marks)]
+    samples.more["replay_us_per_fact_by_tenth"] = [1e6 * (b - a) / tenth for a, b in itertools.pairwise(marks)]
 
 
-def _live(site: BenchSite, lake: BenchZone, spark: SparkSession, samples: PipelineSamples) -> None:
+def _live(site: BenchSite, lake: BenchZone, spark: SparkSession, samples: BenchSamples) -> None:
     """Append at a steady rate while live tasks move the link, several changes of the task included."""
     replication = _replication(site, lake, spark, "live")
     replication.start()
@@ -163,7 +153,7 @@ def _live(site: BenchSite, lake: BenchZone, spark: SparkSession, samples: Pipeli
         replication.stop()
 
 
-def _audit(lake: BenchZone, spark: SparkSession, samples: PipelineSamples) -> None:
+def _audit(lake: BenchZone, spark: SparkSession, samples: BenchSamples) -> None:
     from bsfg.config import load
     from bsfg.errors import FactsMissing
     from bsfg.spark.audit import audit
@@ -175,12 +165,12 @@ def _audit(lake: BenchZone, spark: SparkSession, samples: PipelineSamples) -> No
         raise FactsMissing(f"the audit found {len(verdict.findings)} differences after a benchmark without faults")
     samples.rates["audit"] = Rate(verdict.facts, verdict.seconds, {})
     ends = [end for stream in verdict.streams for end in (stream.sender, stream.receiver)]
-    samples.audit_bytes = sum(end.bytes_received for end in ends)
+    samples.more["audit_bytes_received"] = sum(end.bytes_received for end in ends)
 
 
-def _note_rss(samples: PipelineSamples, when: str) -> None:
-    samples.rss_mb[f"driver_rss_mb_{when}"] = _rss_mb(b"/bin/java\0")
-    samples.rss_mb[f"worker_rss_mb_{when}"] = _rss_mb(b"-m\0bsfg.spark.daemon")
+def _note_rss(samples: BenchSamples, when: str) -> None:
+    samples.more[f"driver_rss_mb_{when}"] = _rss_mb(b"/bin/java\0")
+    samples.more[f"worker_rss_mb_{when}"] = _rss_mb(b"-m\0bsfg.spark.daemon")
 
 
 def _rss_mb(word: bytes) -> float:
@@ -194,13 +184,6 @@ def _rss_mb(word: bytes) -> float:
         except (OSError, ValueError):
             continue
     return total * os.sysconf("SC_PAGE_SIZE") / 1e6
-
-
-def numbers_of(samples: PipelineSamples) -> dict[str, Any]:
-    """Give the rates and sizes by their stable names."""
-    rates = {f"{name}_per_second": rate.per_second for name, rate in samples.rates.items()}
-    parts = {"replay_us_per_fact_by_tenth": samples.replay_us_by_part}
-    return {**rates, **samples.rss_mb, "audit_bytes_received": samples.audit_bytes, **parts}
 
 
 # How long commands take of which Java's start is the most: from the start of the process to the first fact at the
@@ -307,13 +290,12 @@ def _timed(command: list[str], folder: Path) -> float:
     return time.monotonic() - began
 
 
-def results_of_starts(starts: StartTimes, folder: Path, seconds: float) -> dict[str, Any]:
+def numbers_of_starts(starts: StartTimes) -> dict[str, Any]:
     """Give every number of one run by its stable name."""
     middle = {name: median(times) for name, times in starts.items()}
     numbers: dict[str, Any] = {"rounds": len(starts["bare"])}
     numbers |= {f"{name}_seconds": value for name, value in middle.items()}
-    numbers |= {f"{name}_of_bare": middle[name] / middle["bare"] for name in STARTS}
-    return finished(numbers, aims_of_starts, folder, seconds)
+    return numbers | {f"{name}_of_bare": middle[name] / middle["bare"] for name in STARTS}
 
 
 def aims_of_starts(numbers: dict[str, Any]) -> list[Aim]:

@@ -17,7 +17,7 @@ import orjson
 
 from bsfg.batch import FactBatch
 from bsfg.cli.bench.measure import SINGLES, SINGLES_FROM, appending, duplicates, prebuilt, replay, singles_of, timed
-from bsfg.cli.bench.results import Aim, percentile
+from bsfg.cli.bench.store import Aim, percentile
 from bsfg.cli.bench.workload import batches_of
 from bsfg.errors import StorageFailed
 from bsfg.ports import Storage, StoreBuffer

@@ -2,29 +2,107 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any
 
+import numpy as np
+import pyarrow as pa
 from rich.table import Table
 from rich.text import Text
 
+import bsfg
 from bsfg.cli.common import flag, option, orderly_end, run
+from bsfg.cli.doctor.machine import file_system
 from bsfg.cli.output import console, examples, print_json, progress_bar, table
 from bsfg.errors import ExtraMissing, InvalidArgument
-
-if TYPE_CHECKING:
-    from bsfg.cli.bench.results import Aim
 
 DEFAULT_FACTS = 400_000
 
 Numbers = dict[str, Any]
-Samples = TypeVar("Samples")
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """What is hoped for in one respect, and what was measured; ``at_least`` tells the direction."""
+
+    name: str
+    measured: float
+    aim: float
+    unit: str
+    at_least: bool = True
+
+    @property
+    def met(self) -> bool:
+        """Whether the measurement reaches the aim."""
+        return self.measured >= self.aim if self.at_least else self.measured <= self.aim
+
+
+AimsOf = Callable[[Numbers], list[Aim]]
+
+
+def finished(numbers: Numbers, aims_of: AimsOf, folder: Path, seconds: float) -> Numbers:
+    """Round the numbers and put to them what they are held against and where they were measured."""
+    shown = {name: rounded(value) for name, value in numbers.items()}
+    aims = [
+        {
+            "name": aim.name,
+            "measured": aim.measured,
+            "aim": f"{'>=' if aim.at_least else '<='} {aim.aim:g}",
+            "met": aim.met,
+        }
+        for aim in aims_of(shown)
+    ]
+    return shown | {"aims": aims, "seconds": round(seconds, 1), "machine": machine(folder)}
+
+
+def aims_of(numbers: Numbers) -> list[Aim]:
+    """Hold the numbers against what is hoped for."""
+    aims = [
+        Aim("append_ratio", numbers["append_ratio"], 0.2, "of SHA-256"),
+        Aim("put_if_absent_ratio", numbers["put_if_absent_ratio"], 0.2, "of SHA-256"),
+        Aim("duplicates_ratio", numbers["duplicates_ratio"], 0.1, "of SHA-256"),
+        Aim("replay_ratio", numbers["replay_ratio"], 1.0, "of SHA-256"),
+        Aim("single_append_ms_p50", numbers["single_append_ms_p50"], numbers["single_append_limit_ms"], "ms", False),
+        Aim("reopen_seconds", numbers["reopen_seconds"], 5.0, "s", False),
+        Aim("reopen_trickled_seconds", numbers["reopen_trickled_seconds"], 2.0, "s", False),
+        Aim("bytes_per_trickled_fact", numbers["bytes_per_trickled_fact"], 500.0, "bytes", False),
+        Aim("index_bytes_per_key", numbers["index_bytes_per_key"], 24.0, "bytes", False),
+    ]
+    if numbers["last_to_first_million_ratio"] is not None:
+        aims.append(Aim("last_to_first_million_ratio", numbers["last_to_first_million_ratio"], 0.7, "of the first"))
+    return aims
+
+
+def percentile(samples: list[float], percent: float) -> float:
+    """Give the value below which so many percent of the samples lie."""
+    return float(np.percentile(samples, percent))
+
+
+def rounded(value: Any) -> Any:
+    """Keep what a measurement can mean: four digits."""
+    if isinstance(value, list):
+        return [rounded(item) for item in value]
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def machine(folder: Path) -> Numbers:
+    """Describe where this was measured, as far as it matters."""
+    return {
+        "cpus": len(os.sched_getaffinity(0)),
+        "file_system": file_system(folder) or "unknown",
+        "python": platform.python_version(),
+        "pyarrow": pa.__version__,
+        "bsfg": bsfg.__version__,
+    }
+
 
 EPILOG = examples(
     ("bsfg bench store", "a first impression, well under a minute"),
@@ -58,8 +136,6 @@ def store(
     CONFLICT, in turns with the storage. It works in a schema of its own, which is removed at the end. With --backend
     jetstream it is atomic batches of messages with a subject for each key, in streams that are removed likewise.
     """
-    from bsfg.cli.bench.results import aims_of, finished
-
     if backend in ("postgres", "jetstream"):
         _show_database(_database(backend, facts, dsn), json)
         return
@@ -67,14 +143,11 @@ def store(
         raise InvalidArgument(
             f"--backend {backend} cannot be measured; log, postgres and jetstream can, --dsn belongs to the last two"
         )
-    measure = partial(_measured, facts=facts)
-    numbers = measured_in(folder, measure, lambda found, place, seconds: finished(found, aims_of, place, seconds))
+    numbers = measured_in(folder, lambda place: _measured(place, facts), aims_of)
     print_json(numbers) if json else show(numbers)
 
 
-def measured_in(
-    folder: Path | None, measure: Callable[[Path], Samples], results: Callable[[Samples, Path, float], Numbers]
-) -> Numbers:
+def measured_in(folder: Path | None, measure: Callable[[Path], Numbers], aims_of: AimsOf) -> Numbers:
     """Measure in a folder of our own, so that nothing of anybody else's is ever removed, and give the numbers."""
     started = time.perf_counter()
     with orderly_end():
@@ -83,7 +156,8 @@ def measured_in(
         except OSError as error:
             raise InvalidArgument(f"cannot make a folder in {folder}: {error.strerror}") from None
         try:
-            return results(measure(place), place, time.perf_counter() - started)
+            numbers = measure(place)
+            return finished(numbers, aims_of, place, time.perf_counter() - started)
         finally:
             shutil.rmtree(place, ignore_errors=True)
 
@@ -91,7 +165,6 @@ def measured_in(
 def _database(backend: str, facts: int, dsn: str | None) -> Numbers:
     """Measure a server, or one of our own."""
     from bsfg.cli.bench import servers
-    from bsfg.cli.bench.results import finished
 
     started = time.perf_counter()
     measure = servers.run_postgres if backend == "postgres" else servers.run_jetstream
@@ -111,7 +184,7 @@ def steps(total: int, text: str = "starting") -> Iterator[Callable[..., None]]:
         yield lambda phase, done=1: bar.update(bar.task_ids[0], description=phase, advance=done)
 
 
-def _show_database(numbers: dict[str, Any], json: bool) -> None:
+def _show_database(numbers: Numbers, json: bool) -> None:
     from bsfg.cli.bench.servers import aims_of
 
     if json:
@@ -144,8 +217,6 @@ def _measured(place: Path, facts: int) -> Numbers:
 
 def show(numbers: Numbers) -> None:
     """Print what was measured beside what is hoped for."""
-    from bsfg.cli.bench.results import aims_of
-
     names = ("append", "put_if_absent", "duplicates", "replay", "concurrent_append")
     rates = [(name, numbers[f"{name}_per_second"]) for name in names]
     for number, rate in enumerate(numbers["append_per_second_by_million"], 1):
