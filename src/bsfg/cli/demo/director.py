@@ -244,7 +244,7 @@ class DemoDirector:
             engine = "spark" if self.site.spark else "native"
             named = [orjson.dumps(audited(link)).decode() for link in self.site.links]
             settings = orjson.dumps(self._spark_settings("audit")).decode()
-            process = await self.crew.start("audit", "bsfg.cli.demo.auditor", engine, settings, *named)
+            process = await self.crew.start("audit", "bsfg.cli.demo.referee", engine, settings, *named)
             assert process.stdout is not None
             try:
                 async with asyncio.timeout(AUDIT_SECONDS):
@@ -386,7 +386,7 @@ class DemoDirector:
 
 
 def audited(link: DemoLink) -> dict[str, str | None]:
-    """Say for the auditor what a link is, and whose facts are at a server and not in a folder."""
+    """Say for the audit what a link is, and whose facts are at a server and not in a folder."""
     sender, receiver = (None if zone.server else str(zone.data) for zone in (link.sender, link.receiver))
     at_server = next((str(zone.config) for zone in (link.sender, link.receiver) if zone.server), None)
     return {

@@ -1,9 +1,14 @@
-"""The proof: what producers were told is held against what the storages of the zones hold, fact by fact."""
+"""The proof: what producers were told is held against what the storages of the zones hold, fact by fact.
+
+Run as `python -m bsfg.cli.demo.referee ENGINE SETTINGS LINK…` it audits both ends of links, each the JSON that the
+director writes, and prints the verdicts as JSON.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,6 +19,7 @@ import orjson
 
 from bsfg.batch import EntryBatch
 from bsfg.cli.demo.site import EVENTS, ORDERS, DemoSite, DemoZone
+from bsfg.cli.zones import leash
 from bsfg.errors import BsfgError
 from bsfg.ports import Buffer
 from bsfg.stores.log.reader import open_folder
@@ -309,3 +315,63 @@ class DemoVerdict:
             **({"late": asdict(self.late)} if self.late is not None else {}),
             "seconds": round(self.seconds, 1),
         }
+
+
+# The audit, in a process of its own.
+
+
+def verdicts(links: list[dict[str, Any]], spark: Any = None) -> list[dict[str, Any]]:
+    """Audit links one after the other, from the data folders, so that the hash chains are verified, too.
+
+    Where a zone's facts are at a server its nodes are asked, and the server's own copy is verified beside that.
+    """
+    from bsfg.cli.connection import NodeChoice, resolve
+    from bsfg.config import load
+    from bsfg.node.backends import looked_at
+    from bsfg.spark.audit import audit, audit_with
+    from bsfg.spark.audit.case import Wish, plan_link
+    from bsfg.spark.audit.runner import LocalRunner
+
+    found = []
+    for link in links:
+        sender, receiver = (Path(link[end]) if link[end] else None for end in ("sender", "receiver"))
+        config = Path(link["config"])
+        own = NodeChoice(config=config, identity=link["identity"], address=link["address"])
+        access = resolve(own, ("pipeline",)).access() if receiver is None else None
+        plan = plan_link(load(config), link["name"], access, Wish(sender=sender, receiver=receiver))
+        verdict = audit_with(LocalRunner(), plan) if spark is None else audit(spark, plan)
+        checks = {each.name: str(each.state) for stream in verdict.streams for each in stream.checks}
+        broken: list[str] = []
+        if link["at_server"]:
+            broken = looked_at(load(Path(link["at_server"])), sys.maxsize).wrong
+            checks["chain_at_server"] = "failed" if broken else "passed"
+        found.append(
+            {
+                "link": link["key"],
+                "clean": verdict.clean and not broken,
+                "facts": verdict.facts,
+                "counts": {**verdict.counts, **({"chain_broken": len(broken)} if broken else {})},
+                "seconds": round(verdict.seconds, 2),
+                "checks": checks,
+            }
+        )
+    return found
+
+
+def audits(engine: str, settings: dict[str, str], links: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Audit links on a Spark of our own, or without one."""
+    if engine != "spark":
+        return verdicts(links)
+    from bsfg.spark.session import end, session
+
+    spark = session("bsfg-demo-audit", "local[2]", settings)
+    try:
+        return verdicts(links, spark)
+    finally:
+        end(spark)
+
+
+if __name__ == "__main__":
+    leash()
+    answer = audits(sys.argv[1], orjson.loads(sys.argv[2]), [orjson.loads(link) for link in sys.argv[3:]])
+    sys.stdout.write(orjson.dumps(answer).decode() + "\n")
