@@ -17,7 +17,7 @@ from bsfg.errors import FactTooLarge, InvalidFact
 from bsfg.fact import Envelope, Fact, Message
 from bsfg.jsonform import entry_to_dict, message_from_json, message_to_dict
 from bsfg.model import Limits
-from bsfg.node.http import read_jsonl
+from bsfg.node.http import read_facts
 from bsfg.sealing import seal
 
 DEFAULTS = {"from_zone": "plant-a", "to_zone": "enterprise", "produced_at_unix_ms": 1_700_000_000_000}
@@ -31,7 +31,7 @@ def line(fact: dict[str, Any] | None = None, **envelope: Any) -> bytes:
 
 def read(*lines: bytes, **options: Any) -> list[Message]:
     """Read lines into messages."""
-    return [each for batch in read_jsonl(lines, DEFAULTS, **options) for each in batch.to_messages()]
+    return read_facts(lines, DEFAULTS, **options).to_messages()
 
 
 def written(batch: FactBatch) -> bytes:
@@ -59,7 +59,7 @@ def test_round_trip(values: list[Any], opaque: bytes, labelled: bool) -> None:
     out.append(Message(head, Fact("k:s/i", "p", opaque, ARTIFACT)))
     data = written(seal(FactBatch.from_messages(out)))
     assert data.count(b"\n") == len(out)
-    assert [each for batch in read_jsonl(io.BytesIO(data)) for each in batch.to_messages()] == out
+    assert read_facts(io.BytesIO(data)).to_messages() == out
 
 
 @pytest.mark.parametrize("literal", ["1.10", "-0", "1e5", "1E+5", "123456789012345678901234567890", "0.1000"])
@@ -101,7 +101,7 @@ def test_defaults_fill_what_is_left_out() -> None:
     (got,) = read(line(to_zone="idmz", correlation_id=None))
     assert got.envelope == Envelope("plant-a", "idmz", DEFAULTS["produced_at_unix_ms"], "m")  # type: ignore[arg-type]
     with pytest.raises(InvalidFact, match="from_zone: is required"):
-        list(read_jsonl([line()]))
+        read_facts([line()])
 
 
 BAD_LINES = [
@@ -152,11 +152,9 @@ BAD_LINES = [
 
 @pytest.mark.parametrize(("bad", "name", "says"), BAD_LINES)
 def test_errors_name_line_field_and_rule(bad: bytes, name: str, says: str) -> None:
-    """The first bad line is named by its number, its field and the rule, and what came before it was given."""
-    batches = read_jsonl([line(), b"\n", line(message_id="2"), bad, b"{"], DEFAULTS, batch_facts=2)
-    assert len(next(batches)) == 2
+    """The first bad line is named by its number, its field and the rule."""
     with pytest.raises(InvalidFact, match=says) as caught:
-        next(batches)
+        read(line(), b"\n", line(message_id="2"), bad, b"{")
     assert (caught.value.details["line"], caught.value.details["field"]) == (4, name)
     assert str(caught.value).startswith(f"line 4, {name}: ")
 
@@ -172,17 +170,8 @@ def test_a_deep_object_within_the_limit_is_read() -> None:
 def test_files_of_other_systems_are_read() -> None:
     """Windows line ends, a byte order mark, blank lines and a last line without an end are no obstacle."""
     data = b"\xef\xbb\xbf" + line(message_id="1").rstrip() + b"\r\n\r\n  \n" + line(message_id="2").rstrip()
-    batches = list(read_jsonl(io.BytesIO(data), DEFAULTS))
-    assert [id for batch in batches for id in batch.values("message_id")] == ["1", "2"]
-    assert list(read_jsonl(io.BytesIO(b""))) == []
-
-
-def test_batches_have_the_wanted_size() -> None:
-    """Lines are gathered into batches of the size asked for, by facts or by bytes."""
-    lines = [line(message_id=str(number)) for number in range(250)]
-    assert [len(batch) for batch in read_jsonl(lines, DEFAULTS, batch_facts=100)] == [100, 100, 50]
-    big = [line({"subject": "a:b", "predicate": "p", "object": "x" * 1_000_000}, message_id=str(n)) for n in range(20)]
-    assert [len(batch) for batch in read_jsonl(big, DEFAULTS)] == [17, 3]
+    assert read_facts(io.BytesIO(data), DEFAULTS).values("message_id") == ["1", "2"]
+    assert len(read_facts(io.BytesIO(b""))) == 0
 
 
 def test_an_object_over_the_limit_is_named() -> None:
@@ -194,24 +183,6 @@ def test_an_object_over_the_limit_is_named() -> None:
     assert len(read(line(fact), limits=Limits(max_object_bytes=101))) == 1
 
 
-def test_an_endless_line_is_not_read_to_its_end() -> None:
-    """A line without an end is refused after as many bytes as a line may have."""
-
-    class Endless(io.RawIOBase):
-        given = 0
-
-        def readline(self, size: int | None = -1) -> bytes:
-            assert size is not None
-            assert size > 0
-            self.given += size
-            return b"x" * size
-
-    endless = Endless()
-    with pytest.raises(FactTooLarge, match="line 1"):
-        list(read_jsonl(endless, DEFAULTS))
-    assert endless.given < 16 << 20
-
-
 def test_an_export_of_entries_can_be_read_in_again() -> None:
     """Entries are written with offset, time and digest, and read again as the facts they were."""
     facts = seal(FactBatch.from_messages(messages(3)))
@@ -219,7 +190,7 @@ def test_an_export_of_entries_can_be_read_in_again() -> None:
     first = orjson.loads(written(entries).splitlines()[0])
     assert (first["offset"], first["appended_at_unix_ms"]) == (5, 1_000)
     assert first["digest"] == "sha256:" + facts.digests()[0].hex()
-    assert [each for batch in read_jsonl(io.BytesIO(written(entries))) for each in batch.to_messages()] == messages(3)
+    assert read_facts(io.BytesIO(written(entries))).to_messages() == messages(3)
 
 
 def test_the_dictionary_form_leaves_absent_fields_out() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import PurePath
 
 from bsfg.config.declare import given_name, optional, setting
@@ -48,8 +49,10 @@ from bsfg.config.kinds import (
     one_of_or,
 )
 from bsfg.filters import FactFilter
+from bsfg.journey.append import Plausibility
 from bsfg.ports import Buffer
 from bsfg.retention import Overflow, Policy
+from bsfg.rules import DEFAULT_LIMITS
 from bsfg.rules import Limits as FactLimits
 from bsfg.sealing import LABEL_FIELD, SEMANTIC_FIELDS, IdStrategy, MessageIds
 from bsfg.throttle import Bandwidth
@@ -341,7 +344,7 @@ class Stream:
         DURATION, says="How far after now a producer's produced_at may lie; not checked when left out.", example="5m"
     )
 
-    @property
+    @cached_property
     def store_policy(self) -> Policy:
         """Give the settings of the store buffer."""
         return Policy(
@@ -356,7 +359,7 @@ class Stream:
             quarantine_bytes=self.quarantine_bytes,
         )
 
-    @property
+    @cached_property
     def forward_policy(self) -> Policy:
         """Give the settings of the forward buffer, which drops nothing that somebody must read: pulling pauses."""
         sil = self.safety == Safety.SIL
@@ -367,7 +370,7 @@ class Stream:
             keep_latest=sil if self.keep_latest is None else self.keep_latest,
         )
 
-    @property
+    @cached_property
     def fact_limits(self) -> FactLimits:
         """Give the limits of the message model."""
         return FactLimits(
@@ -375,6 +378,24 @@ class Stream:
             max_batch_facts=self.max_batch_facts,
             max_batch_bytes=self.max_batch_bytes,
         )
+
+    @cached_property
+    def link_limits(self) -> FactLimits:
+        """Give the limits for what a peer sends: how it batches is bounded by what was asked for, not as here."""
+        own, usual = self.fact_limits, DEFAULT_LIMITS
+        facts = max(own.max_batch_facts, usual.max_batch_facts)
+        return replace(own, max_batch_facts=facts, max_batch_bytes=max(own.max_batch_bytes, usual.max_batch_bytes))
+
+    @cached_property
+    def plausibility(self) -> Plausibility | None:
+        """Give how far produced_at may lie from now, None where nobody looks."""
+        past, future = self.plausible_past_seconds, self.plausible_future_seconds
+        return None if past is None and future is None else Plausibility(past, future)
+
+    @property
+    def expires_after_seconds(self) -> float | None:
+        """Give the age at which an unconfirmed fact expires, None where nothing does."""
+        return None if self.store_policy.is_sil else self.max_age_seconds
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -147,7 +147,7 @@ class Oldest:
 
     async def of(self, stats: BufferStats, states: Sequence[ConsumerState]) -> Unconfirmed:
         """Look at one buffer and its consumers."""
-        max_age_seconds = self.parts.settings.stream(stats.stream).max_age_seconds
+        max_age_seconds = self.parts.settings.stream(stats.stream).expires_after_seconds
         first = first_unconfirmed(stats, states)
         if first is None:
             self._seen.pop((stats.stream, stats.buffer), None)

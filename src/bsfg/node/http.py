@@ -8,7 +8,7 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import orjson
 from starlette.applications import Starlette
@@ -60,51 +60,24 @@ from bsfg.wire.service import Caller, ObjectInfo
 if TYPE_CHECKING:
     from bsfg.node.dashboard.dashboard import Dashboard
 
-BATCH_FACTS = 2_000
-_BATCH_BYTES = 16 << 20
 _BOM = b"\xef\xbb\xbf"
 
 
-def read_jsonl(
-    stream: BinaryIO | Iterable[bytes],
-    defaults: Mapping[str, Any] | None = None,
-    *,
-    limits: Limits = DEFAULT_LIMITS,
-    batch_facts: int = BATCH_FACTS,
-) -> Iterator[FactBatch]:
-    """Read messages as unsealed batches; ``defaults`` fill envelope fields that a line leaves out.
+def read_facts(
+    lines: Iterable[bytes], defaults: Mapping[str, Any] | None = None, *, limits: Limits = DEFAULT_LIMITS
+) -> FactBatch:
+    """Read a message of each line as an unsealed batch; ``defaults`` fill envelope fields that a line leaves out.
 
     Blank lines are skipped. The first line that breaks a rule raises `InvalidFact` or `FactTooLarge` with its number
-    (from 1) as the detail ``line``; the batches before it were given already.
+    (from 1) as the detail ``line``.
     """
-    # A line can be longer than its object: base64 adds a third, escapes up to six times, and the envelope comes on top.
-    max_line_bytes = 6 * limits.max_object_bytes + (1 << 20)
     rows: list[Row] = []
-    size_bytes = 0
-    for number, line in enumerate(_fact_lines(stream, max_line_bytes), 1):
-        if len(line) > max_line_bytes:
-            raise FactTooLarge(f"line {number}: has more than {max_line_bytes} bytes", line=number)
+    for number, line in enumerate(lines, 1):
         if number == 1:
             line = line.removeprefix(_BOM)
-        if not line.strip():
-            continue
-        rows.append(_row(number, line, defaults or {}, limits))
-        size_bytes += len(line)
-        if len(rows) >= batch_facts or size_bytes >= _BATCH_BYTES:
-            yield FactBatch.of_rows(rows)
-            rows, size_bytes = [], 0
-    if rows:
-        yield FactBatch.of_rows(rows)
-
-
-def _fact_lines(stream: BinaryIO | Iterable[bytes], max_line_bytes: int) -> Iterator[bytes]:
-    """Give lines, never holding much more of a file than the longest that is allowed."""
-    readline = getattr(stream, "readline", None)
-    if readline is None:
-        yield from stream
-        return
-    while line := readline(max_line_bytes + 1):
-        yield line
+        if line.strip():
+            rows.append(_row(number, line, defaults or {}, limits))
+    return FactBatch.of_rows(rows)
 
 
 def _row(number: int, line: bytes, defaults: Mapping[str, Any], limits: Limits) -> Row:
@@ -452,10 +425,10 @@ def _facts(body: bytes, zone: str, many: bool) -> FactBatch:
     lines = io.BytesIO(body) if many else [body]
     # The node's own limits are applied to the whole; here lines only have to be readable.
     limits = Limits(max_object_bytes=max(1, len(body)))
-    batches = list(read_jsonl(lines, {"from_zone": zone}, limits=limits, batch_facts=1_000_000))
-    if not batches:
+    facts = read_facts(lines, {"from_zone": zone}, limits=limits)
+    if not len(facts):
         raise InvalidArgument("the body holds no fact")
-    return FactBatch.concat(batches)
+    return facts
 
 
 def _appended(outcome: AppendOutcome) -> dict[str, Any]:

@@ -209,7 +209,7 @@ class EveryZone(frozenset[str]):
 def rules_of(link: Link, parts: NodeContext, stream: str) -> LinkRules:
     """Give what a link may bring into a stream of this zone: what its peer's row in the configuration allows."""
     lane = parts.settings.stream(stream)
-    max_age_seconds = lane.max_age_seconds
+    max_age_seconds = lane.expires_after_seconds
     if max_age_seconds is not None and link.max_age_seconds is not None:
         max_age_seconds = float(link.max_age_seconds)
     relayed = parts.guard.matrix.identities[link.expected_server].relay_for

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 from bsfg.clock import JumpGuardedClock
@@ -13,10 +12,8 @@ from bsfg.config.access import Identity
 from bsfg.digest import SHA256, Hasher, hasher_named
 from bsfg.errors import StorageClosed, StorageUnavailable, StreamUnavailable, UnknownStream
 from bsfg.filters import EVERY_FACT, FactFilter
-from bsfg.journey.append import Plausibility
 from bsfg.journey.artifacts import References
 from bsfg.journey.link import PeerMemory, SessionMemory
-from bsfg.model import DEFAULT_LIMITS, Limits
 from bsfg.node.ages import Oldest
 from bsfg.node.authorize import Guard
 from bsfg.node.links import LinkRegistry
@@ -24,51 +21,12 @@ from bsfg.node.metrics import Metrics
 from bsfg.node.pipelines import PipelineBoard
 from bsfg.node.trail import AuditTrail
 from bsfg.ports import ArtifactStore, Buffer, Clock, ForwardBuffer, Storage, StoreBuffer
-from bsfg.retention import Policy
 from bsfg.sealing import EXPLICIT, MessageIds
 from bsfg.signatures import NO_KEYS, TrustedKeys
 from bsfg.wire.limits import WireLimits
 
 FACT_ROOM_BYTES = 1 << 20
 """What a message may have beside the object of its fact."""
-
-
-@dataclass(frozen=True, slots=True)
-class StreamSettings:
-    """The settings of one stream; ``max_age_seconds`` is None where nothing expires."""
-
-    store_policy: Policy = field(default_factory=Policy)
-    forward_policy: Policy = field(default_factory=Policy)
-    limits: Limits = DEFAULT_LIMITS
-    plausibility: Plausibility | None = None
-    max_age_seconds: float | None = None
-
-    @staticmethod
-    def of(stream: Stream) -> StreamSettings:
-        """Derive a lane from its table in the configuration."""
-        past, future = stream.plausible_past_seconds, stream.plausible_future_seconds
-        policy = stream.store_policy
-        return StreamSettings(
-            store_policy=policy,
-            forward_policy=stream.forward_policy,
-            limits=stream.fact_limits,
-            plausibility=None if past is None and future is None else Plausibility(past, future),
-            max_age_seconds=None if policy.is_sil else stream.max_age_seconds,
-        )
-
-    @property
-    def link_limits(self) -> Limits:
-        """The limits for what a peer sends: how it batches is bounded by what was asked for, not as for producers."""
-        return _link_limits(self.limits)
-
-
-@lru_cache
-def _link_limits(limits: Limits) -> Limits:
-    return replace(
-        limits,
-        max_batch_facts=max(limits.max_batch_facts, DEFAULT_LIMITS.max_batch_facts),
-        max_batch_bytes=max(limits.max_batch_bytes, DEFAULT_LIMITS.max_batch_bytes),
-    )
 
 
 def _message_bytes(stream: Stream) -> int:
@@ -81,7 +39,7 @@ class NodeSettings:
     """What the services go by."""
 
     zone: str
-    streams: Mapping[str, StreamSettings]
+    streams: Mapping[str, Stream]
     ids: MessageIds = EXPLICIT
     hasher: Hasher = SHA256
     links: Mapping[str, Link] = field(default_factory=dict)
@@ -94,29 +52,20 @@ class NodeSettings:
     def of(config: ZoneConfig) -> NodeSettings:
         """Derive the settings from a configuration."""
         limits = config.limits
+        message_bytes = max([limits.message_bytes, *map(_message_bytes, config.streams.values())])
         return NodeSettings(
             zone=config.zone.name,
-            streams={name: StreamSettings.of(stream) for name, stream in config.streams.items()},
+            streams=config.streams,
             ids=config.zone.ids,
             hasher=hasher_named(config.zone.hasher),
             links=config.links,
             serve=config.serve,
             pipelines=config.pipelines,
             signing=config.trusted_keys,
-            limits=WireLimits(
-                message_bytes=max([limits.message_bytes, *map(_message_bytes, config.streams.values())]),
-                memory_ceiling_bytes=limits.memory_ceiling_bytes,
-                concurrent_requests=limits.concurrent_requests,
-                concurrent_per_identity=limits.concurrent_per_identity,
-                connections=limits.connections,
-                request_timeout_seconds=limits.request_timeout_seconds,
-                idle_timeout_seconds=limits.idle_timeout_seconds,
-                fetch_wait_max_seconds=limits.fetch_wait_max_seconds,
-                connection_age_seconds=limits.connection_age_seconds,
-            ),
+            limits=WireLimits(**{**asdict(limits), "message_bytes": message_bytes}),
         )
 
-    def stream(self, stream: str) -> StreamSettings:
+    def stream(self, stream: str) -> Stream:
         """Give the settings of a stream, or raise `UnknownStream`."""
         found = self.streams.get(stream)
         if found is None:

@@ -144,7 +144,7 @@ class Putting:
 
     def _rules(self, call: PutCall, entries: EntryBatch | None) -> LinkRules:
         parts, lane = self._parts, self._parts.settings.stream(call.stream)
-        max_age_seconds = lane.max_age_seconds
+        max_age_seconds = lane.expires_after_seconds
         link = parts.settings.links.get(call.link)
         if max_age_seconds is not None and link is not None and link.max_age_seconds is not None:
             max_age_seconds = link.max_age_seconds
@@ -257,7 +257,7 @@ class NodeService:
             row = self._check(caller, Request(Action.APPEND, stream))
             lane = settings.stream(stream)
             metrics.append_asked(stream)
-            rules = AppendRules(ids=settings.ids, hasher=settings.hasher, limits=lane.limits)
+            rules = AppendRules(ids=settings.ids, hasher=settings.hasher, limits=lane.fact_limits)
             sealed = await prepare(facts, rules)
             from_zones, to_zones = (frozenset(sealed.distinct(name)) for name in ("from_zone", "to_zone"))
             # The rest of the question was answered above; it is asked again only to say what is wrong.
