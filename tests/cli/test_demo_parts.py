@@ -151,11 +151,11 @@ def test_a_broken_promise_is_exit_code_1(quick: Run, tmp_path: Path, monkeypatch
         (verdict_of(good, clean=False, counts={"missing": 1}), 1),
     ):
 
-        async def play(self: object, verdict: DemoVerdict = verdict) -> DemoVerdict:
+        async def played(*given: object, verdict: DemoVerdict = verdict, **how: object) -> DemoVerdict:
             show_verdict(Console(), verdict)
             return verdict
 
-        monkeypatch.setattr("bsfg.cli.demo.director._Performance.play", play)
+        monkeypatch.setattr("bsfg.cli.demo.director.played", played)
         monkeypatch.setattr("tempfile.tempdir", str(place))
         outcome = quick("demo", "--engine", "native")
         assert outcome.code == code

@@ -20,6 +20,7 @@ from typer.main import get_command
 
 import bsfg
 from bsfg.cli import COMMANDS, SUMMARIES
+from bsfg.cli.common import command_of
 from bsfg.cli.output import console, examples, hush, print_failure
 from bsfg.errors import BsfgError, ExtraMissing, StorageUnreadable
 
@@ -91,12 +92,7 @@ class LazyGroup(TyperGroup):
 
 def load(name: str) -> Any:
     """Import the module of a command and build the command."""
-    module = import_module(COMMANDS[name])
-    command = get_command(module.app)
-    command.name = name
-    if not command.epilog and isinstance(module.app.info.epilog, str):
-        command.epilog = module.app.info.epilog
-    command.params = [param for param in command.params if not (param.name or "").endswith("_completion")]
+    command = command_of(import_module(COMMANDS[name]).app, name)
     _reflow_help(command)
     return command
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
-from bsfg.cli.common import argument, flag
+from bsfg.cli.common import Json, argument, flag
 from bsfg.cli.init import LOCAL_ROLES
 from bsfg.cli.output import CellLines, console, examples, pairs, print_json, table
+from bsfg.config.kinds import Role
 from bsfg.errors import BsfgError, FileExists, InvalidArgument
 
 if TYPE_CHECKING:
@@ -40,20 +40,8 @@ app = typer.Typer(
 
 DAYS = 365
 Folder = Annotated[Path, typer.Argument(help="The folder of the authority: ca.crt, ca.key and what it issues.")]
-Json = Annotated[bool, flag("--json", "Print the result as JSON.")]
 HOST_HELP = "A host name or address by which curl and browsers reach the node, such as plant.example."
 Force = Annotated[bool, flag("--force", "Overwrite files that are there.")]
-
-
-class RoleHint(StrEnum):
-    """What the holder will be; only nodes need a certificate that can also serve."""
-
-    PEER = "peer"
-    PRODUCER = "producer"
-    CONSUMER = "consumer"
-    PIPELINE = "pipeline"
-    OPERATOR = "operator"
-    VIEWER = "viewer"
 
 
 @app.command("init-ca")
@@ -81,7 +69,7 @@ def issue(
         str, typer.Argument(help="The certificate's name: <zone>-bsfg for a node, any for an application.")
     ],
     role_hint: Annotated[
-        RoleHint | None, typer.Option("--role-hint", help="What the holder will be; shown in the row to add.")
+        Role | None, typer.Option("--role-hint", help="What the holder will be; shown in the row to add.")
     ] = None,
     zone: Annotated[
         str | None, typer.Option("--zone", help="The holder's zone, where its name does not say it; for the row.")
@@ -98,7 +86,7 @@ def issue(
     """
     from bsfg.wire.certs import issue as make
 
-    serves = (role_hint or _guessed(name)[1]) == RoleHint.PEER
+    serves = (role_hint or _guessed(name)[1]) == Role.PEER
     made = make(folder, name, days=days, now=datetime.now(UTC), hosts=host or [], serves=serves, force=force)
     where = "in the zones it may call" if serves else "in the zone.toml of its zone, unless `bsfg init` did"
     _print_made(made, json_mode, f"Give it a row {where}:\n\n{_row(name, role_hint, zone)}")
@@ -170,7 +158,7 @@ def bundle(
     from bsfg.wire.certs import check_target, make_bundle
 
     check_target(target)
-    roles = () if node_only else tuple(str(role) for role in RoleHint if role != RoleHint.PEER)
+    roles = () if node_only else tuple(str(role) for role in Role if role != Role.PEER)
     if issue_first:
         _issue_missing(folder, zone, () if node_only else LOCAL_ROLES, host or [])
     elif host:
@@ -341,16 +329,16 @@ def _zone_name(config: ZoneConfig, certificate: Path) -> CheckFinding:
     return says_of("zone").warning(f"the certificate does not carry the usual name {usual}", do)
 
 
-def _guessed(name: str) -> tuple[str, RoleHint | None]:
+def _guessed(name: str) -> tuple[str, Role | None]:
     """Tell from a name its zone and what its holder is, as far as it follows the rule: ZONE-bsfg or ZONE-role."""
     zone, _, end = name.rpartition("-")
     if zone and end == "bsfg":
-        return zone, RoleHint.PEER
-    roles = {str(role): role for role in RoleHint if role != RoleHint.PEER}
+        return zone, Role.PEER
+    roles = {str(role): role for role in Role if role != Role.PEER}
     return (zone, roles[end]) if zone and end in roles else ("", None)
 
 
-def _row(name: str, hint: RoleHint | None, zone: str | None) -> str:
+def _row(name: str, hint: Role | None, zone: str | None) -> str:
     said, role = _guessed(name)
     # A hint that contradicts the name says that the name follows no rule.
     zone = zone or (said if said and hint in (None, role) else "<zone>")

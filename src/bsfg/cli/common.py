@@ -17,6 +17,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 from typer.core import TyperGroup
+from typer.main import get_command
 
 from bsfg.cli.output import say
 from bsfg.errors import InvalidArgument, NotAFolder, StorageUnreadable
@@ -137,6 +138,16 @@ def moment(option: str, text: str | None) -> int | None:
     except WrongValue:
         hint = "Write 30m, 24h or 7d for so long ago, or a time such as 2026-06-30T12:00:00Z."
         raise InvalidArgument(f"{option} {text!r} is neither a time nor a duration", hint=hint) from None
+
+
+def command_of(app: typer.Typer, name: str) -> Any:
+    """Build a command of its application, without the options by which a shell installs its completion."""
+    command = get_command(app)
+    command.name = name
+    if not command.epilog and isinstance(app.info.epilog, str):
+        command.epilog = app.info.epilog
+    command.params = [param for param in command.params if not (param.name or "").endswith("_completion")]
+    return command
 
 
 class ListsByDefault(TyperGroup):

@@ -8,7 +8,6 @@ import textwrap
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from enum import StrEnum
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +17,7 @@ import typer
 from bsfg.cli.common import flag, option
 from bsfg.cli.output import console, examples, print_json
 from bsfg.config.declare import ConfigTable, dotted, tables_of, toml
+from bsfg.config.kinds import Engine
 from bsfg.config.settings import ZoneConfig
 from bsfg.errors import FileExists, InvalidArgument, StorageReadOnly
 from bsfg.rules import ZONE, check_name
@@ -40,13 +40,6 @@ WHY_EXPLICIT = (
 
 
 app = typer.Typer()
-
-
-class FirstEngine(StrEnum):
-    """What moves the links of the new zone."""
-
-    SPARK = "spark"
-    NATIVE = "native"
 
 
 EPILOG = examples(
@@ -88,8 +81,8 @@ def init(
         ),
     ] = None,
     engine: Annotated[
-        FirstEngine, typer.Option(help="What moves the links: Spark, in a process beside the node, or the node itself.")
-    ] = FirstEngine.SPARK,
+        Engine, typer.Option(help="What moves the links: Spark, in a process beside the node, or the node itself.")
+    ] = Engine.SPARK,
     force: Annotated[bool, flag("--force", "Overwrite a file that is there.")] = False,
     json_mode: Annotated[bool, flag("--json", "Print the result as JSON.")] = False,
 ) -> None:
@@ -186,11 +179,9 @@ def zone_file(
     streams: list[str],
     *,
     ports: tuple[int, int] = (GRPC_PORT, HTTP_PORT),
-    engine: FirstEngine = FirstEngine.SPARK,
+    engine: Engine = Engine.SPARK,
 ) -> str:
     """Give the text of a new zone's file."""
-    from bsfg.cli.init import commented_file
-
     # Nobody has a stream that is not written down, so one that is added later is nobody's at first.
     identities: dict[str, dict[str, Any]] = {
         f"{name}-bsfg": {"zone": name, "roles": ["peer"], "streams": streams} for name in peers
@@ -199,7 +190,7 @@ def zone_file(
         identities[f"{zone}-{role}"] = {"zone": zone, "roles": [role], "streams": streams}
     certificate = f"certs/{zone}-bsfg"
     host = "127.0.0.1" if peers and all(map(_is_here, peers.values())) else "0.0.0.0"
-    moved = {"engine": str(engine)} if engine != FirstEngine.SPARK else {}
+    moved = {"engine": str(engine)} if engine != Engine.SPARK else {}
     links = {f"from-{name.lower()}": {"zone": name, "address": address, **moved} for name, address in peers.items()}
     return commented_file(
         _PREAMBLE.format(zone=zone, file=FILE),

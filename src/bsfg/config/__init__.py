@@ -14,79 +14,27 @@ import re
 import tomllib
 from pathlib import Path
 
-from bsfg.config.access import (
-    Authority,
-    Identity,
-    Link,
-    Listen,
-    Serve,
-    Signing,
-    Stream,
-    Tls,
-    Token,
-    Zone,
-    consumer_name,
-)
-from bsfg.config.checks import doubts_of, problems_of
+from bsfg.config.access import Authority as Authority
+from bsfg.config.access import Identity as Identity
+from bsfg.config.access import Link as Link
+from bsfg.config.access import Serve as Serve
+from bsfg.config.access import Stream as Stream
+from bsfg.config.access import Token as Token
+from bsfg.config.access import consumer_name as consumer_name
+from bsfg.config.checks import doubts_of as doubts_of
+from bsfg.config.checks import problems_of
 from bsfg.config.declare import ConfigReader, Problem
-from bsfg.config.kinds import (
-    Address,
-    Engine,
-    IdentityFrom,
-    LogFormat,
-    LogLevel,
-    PipelineKind,
-    Role,
-    Safety,
-    Start,
-    TokenRole,
-)
+from bsfg.config.kinds import Address as Address
+from bsfg.config.kinds import Engine as Engine
+from bsfg.config.kinds import IdentityFrom as IdentityFrom
+from bsfg.config.kinds import PipelineKind as PipelineKind
+from bsfg.config.kinds import Role as Role
+from bsfg.config.kinds import TokenRole as TokenRole
 from bsfg.config.positions import lines_of
-from bsfg.config.settings import (
-    Alerts,
-    ArtifactSettings,
-    DashboardSettings,
-    LimitSettings,
-    Log,
-    PipelineTable,
-    ZoneConfig,
-)
+from bsfg.config.settings import Alerts as Alerts
+from bsfg.config.settings import PipelineTable as PipelineTable
+from bsfg.config.settings import ZoneConfig as ZoneConfig
 from bsfg.errors import ConfigInvalid
-
-__all__ = [
-    "Address",
-    "Alerts",
-    "ArtifactSettings",
-    "Authority",
-    "DashboardSettings",
-    "Engine",
-    "Identity",
-    "IdentityFrom",
-    "LimitSettings",
-    "Link",
-    "Listen",
-    "Log",
-    "LogFormat",
-    "LogLevel",
-    "PipelineKind",
-    "PipelineTable",
-    "Role",
-    "Safety",
-    "Serve",
-    "Signing",
-    "Start",
-    "Stream",
-    "Tls",
-    "Token",
-    "TokenRole",
-    "Zone",
-    "ZoneConfig",
-    "consumer_name",
-    "doubts_of",
-    "load",
-    "parse",
-    "text_digest",
-]
 
 
 def load(path: Path) -> ZoneConfig:

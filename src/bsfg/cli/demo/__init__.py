@@ -66,10 +66,12 @@ def demo(
 
     Everything happens on this machine, on free ports of loopback and in a temporary folder, which is removed.
     """
-    from bsfg.cli.demo.director import WantedDemo, perform
+    from bsfg.cli.demo.director import perform
+    from bsfg.cli.demo.site import DemoSite
 
     if ha and three_zones:
         raise typer.BadParameter("--ha and --three-zones are two stories; tell one at a time")
-    wanted = WantedDemo(three_zones, engine == DemoEngine.SPARK, QUICK_SECONDS if quick else seconds, keep, json, ha)
-    if not perform(wanted):
+    seconds = QUICK_SECONDS if quick else seconds
+    spark = engine == DemoEngine.SPARK
+    if not perform(lambda root: DemoSite(root, three_zones, spark, ha), seconds, keep=keep, as_json=json):
         raise typer.Exit(1)

@@ -9,7 +9,7 @@ import shutil
 import tempfile
 import time
 from asyncio.subprocess import Process
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -398,75 +398,54 @@ def audited(link: DemoLink) -> dict[str, str | None]:
 _ENDPOINT = ("address", "ca", "certificate", "key", "server_name")
 
 
-@dataclass(frozen=True, slots=True)
-class WantedDemo:
-    """What the user asked for."""
-
-    three_zones: bool
-    spark: bool
-    seconds: float
-    keep: bool
-    json: bool
-    two_nodes: bool = False
-
-
-def perform(wanted: WantedDemo) -> bool:
-    """Play, show and judge; tell whether every promise was kept."""
+def perform(site_of: Callable[[Path], DemoSite], seconds: float, *, keep: bool, as_json: bool) -> bool:
+    """Play on a site in a folder of our own, show and judge; tell whether every promise was kept."""
     # gRPC reads this when it is loaded; what it says of connections that the demo itself breaks is of no use.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    if wanted.spark and find_spec("pyspark") is None:
-        raise ModuleNotFoundError("No module named 'pyspark'", name="pyspark")
-    if wanted.two_nodes:
-        check_installed()
-    screen = console(stderr=wanted.json)
-    show = show_on(screen, as_json=wanted.json)
+    screen = console(stderr=as_json)
+    show = show_on(screen, as_json=as_json)
     with orderly_end():
         folder = Path(tempfile.mkdtemp(prefix="bsfg-demo-"))
         try:
-            site = DemoSite(folder, wanted.three_zones, wanted.spark, wanted.two_nodes)
+            site = site_of(folder)
+            if site.spark and find_spec("pyspark") is None:
+                raise ModuleNotFoundError("No module named 'pyspark'", name="pyspark")
+            if site.two_nodes:
+                check_installed()
             if type(show) is not Silent:
                 introduce(screen, site)
-            return run(_Performance(wanted, site, screen, show).play()).ok
+            return run(played(site, screen, show, seconds, keep=keep, as_json=as_json)).ok
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-class _Performance:
-    """What happens on and around the stage."""
+async def played(
+    site: DemoSite, screen: Console, show: Silent, seconds: float, *, keep: bool, as_json: bool
+) -> DemoVerdict:
+    """Do what happens on and around the stage."""
+    from bsfg.cli.demo import takeover
 
-    def __init__(self, wanted: WantedDemo, site: DemoSite, screen: Console, show: Silent) -> None:
-        self._wanted, self._site, self._screen, self._show = wanted, site, screen, show
-
-    async def play(self) -> DemoVerdict:
-        from bsfg.cli.demo import takeover
-
-        steps, kind = steps_of, DemoDirector
-        if self._site.two_nodes:
-            steps, kind = takeover.steps_of, takeover.TakeoverDirector
-        stage = DemoStage(self._site, steps(self._site), lambda step: self._show.on_step(stage, step))
-        async with Crew(self._site.root) as crew:
-            director = kind(self._site, stage, crew, self._wanted.seconds)
+    steps, kind = steps_of, DemoDirector
+    if site.two_nodes:
+        steps, kind = takeover.steps_of, takeover.TakeoverDirector
+    stage = DemoStage(site, steps(site), lambda step: show.on_step(stage, step))
+    async with Crew(site.root) as crew:
+        director = kind(site, stage, crew, seconds)
+        try:
+            show.begin(stage)
             try:
-                self._show.begin(stage)
-                try:
-                    verdict = await director.play()
-                finally:
-                    self._show.end()
-                self._tell(verdict)
-                if self._wanted.keep:
-                    # Go on until Ctrl-C, which is how this is meant to end.
-                    show_keeping(self._screen, self._site)
-                    if not isinstance(self._show, StoryLines):
-                        self._show.begin(stage, told=False)
-                    with contextlib.suppress(asyncio.CancelledError):
-                        await director.linger()
+                verdict = await director.play()
             finally:
-                self._show.end()
-                await director.end()
-        return verdict
-
-    def _tell(self, verdict: DemoVerdict) -> None:
-        if self._wanted.json:
-            print_json(verdict.to_dict())
-        else:
-            show_verdict(self._screen, verdict)
+                show.end()
+            print_json(verdict.to_dict()) if as_json else show_verdict(screen, verdict)
+            if keep:
+                # Go on until Ctrl-C, which is how this is meant to end.
+                show_keeping(screen, site)
+                if not isinstance(show, StoryLines):
+                    show.begin(stage, told=False)
+                with contextlib.suppress(asyncio.CancelledError):
+                    await director.linger()
+        finally:
+            show.end()
+            await director.end()
+    return verdict

@@ -7,7 +7,8 @@ from typing import Any
 
 import typer
 from typer.core import TyperGroup
-from typer.main import get_command
+
+from bsfg.cli.common import command_of
 
 JOBS: dict[str, str] = {
     "run": "bsfg.cli.pipeline.run",
@@ -33,14 +34,7 @@ class Jobs(TyperGroup):
 
     def __init__(self, **given: Any) -> None:
         super().__init__(**given)
-        for name in JOBS:
-            app = app_of(name)
-            command = get_command(app)
-            command.name = name
-            command.params = [param for param in command.params if not (param.name or "").endswith("_completion")]
-            if not command.epilog and isinstance(app.info.epilog, str):
-                command.epilog = app.info.epilog
-            self.commands[name] = command
+        self.commands.update({name: command_of(app_of(name), name) for name in JOBS})
 
     def list_commands(self, ctx: Any) -> list[str]:
         """List the jobs in the order of the table."""
