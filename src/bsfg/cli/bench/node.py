@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
-from bsfg.cli.bench.store import Aim, measured_in, percentile, show_all, steps
+from bsfg.cli.bench.store import Aim, measured_in, percentile, show_all
 from bsfg.cli.common import flag, option
 from bsfg.cli.output import examples, print_json
 
@@ -64,7 +64,6 @@ def aims_of(numbers: dict[str, Any]) -> list[Aim]:
 
 DEFAULT_FACTS = 400_000
 OBJECT_BYTES, OBJECT_BYTES_MIN = 200, 64
-PHASES = 7
 
 EPILOG = examples(
     ("bsfg bench node", "all of it, about a minute"),
@@ -97,22 +96,11 @@ def node(
     8,000 ranges at a time and remove all facts of the run so far: what it waits is the bystander's time. Everything
     is removed at the end.
     """
-    from bsfg.cli.bench.node_measure import BenchPlan
+    from bsfg.cli.bench.node_measure import BenchPlan, run
 
     plan = BenchPlan(facts=facts, seconds=seconds, rate=rate, clients=clients, object_bytes=size)
-    numbers = measured_in(folder, lambda place: _measured(place, plan), aims_of)
+    numbers = measured_in(folder, lambda place: numbers_of(run(place, plan)), aims_of)
     print_json(numbers) if json else show(numbers)
-
-
-def _measured(place: Path, plan: Any) -> dict[str, Any]:
-    from bsfg.cli.bench.node_measure import node_site, run
-
-    site = node_site(place)
-    with steps(PHASES) as step:
-        try:
-            return numbers_of(run(site, plan, step))
-        finally:
-            site.stop()
 
 
 def show(numbers: dict[str, Any]) -> None:

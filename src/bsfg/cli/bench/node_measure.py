@@ -16,6 +16,7 @@ import numpy as np
 
 from bsfg.cli.bench.measure import sha256_per_second
 from bsfg.cli.bench.node_client import BenchJob, measured
+from bsfg.cli.bench.store import steps
 from bsfg.cli.bench.workload import FROM_ZONE, OBJECT_BYTES, TO_ZONE
 from bsfg.cli.zones import LoopbackSite, LoopbackZone, wait_until
 from bsfg.ports import Buffer
@@ -30,6 +31,7 @@ level = "warning"
 [streams.{STREAM}]
 """
 SINGLES = 400
+PHASES = 7
 REACHED_SECONDS_MAX = 3_600.0
 LOOK_SECONDS = 0.0005
 WARM_UP_SECONDS = 1.0
@@ -100,17 +102,11 @@ def about_process(pid: int, name: str) -> bytes:
 BenchSite = LoopbackSite[BenchZone]
 
 
-def node_site(root: Path) -> BenchSite:
-    """Give the two zones whose nodes are measured."""
-    return BenchSite(root, BenchZone, FROM_ZONE, {TO_ZONE: "native"}, REST)
-
-
 @dataclass(frozen=True, slots=True)
 class BenchPlan:
     """How much is to be measured."""
 
     facts: int
-    singles: int = SINGLES
     seconds: float = 20.0
     rate: float = 1_000.0
     clients: int = 1
@@ -151,14 +147,23 @@ class BenchSamples:
         self.sha256_rates += [sha256_per_second(self.plan.object_bytes) for _ in range(2)]
 
 
-def run(site: BenchSite, plan: BenchPlan, step: Step) -> BenchSamples:
-    """Measure everything; whoever calls stops the nodes."""
+def run(place: Path, plan: BenchPlan) -> BenchSamples:
+    """Measure everything on two zones."""
+    site = BenchSite(place, BenchZone, FROM_ZONE, {TO_ZONE: "native"}, REST)
+    with steps(PHASES) as step:
+        try:
+            return _run(site, plan, step)
+        finally:
+            site.stop()
+
+
+def _run(site: BenchSite, plan: BenchPlan, step: Step) -> BenchSamples:
     samples = BenchSamples(plan)
     step("starting a node")
     site.start(site.sender)
     samples.yardstick()
     step("single appends")
-    [found] = measured([job_of(site, samples.plan, "singles", _SINGLES_FROM, samples.plan.singles)])
+    [found] = measured([job_of(site, samples.plan, "singles", _SINGLES_FROM, SINGLES)])
     samples.more |= {name: found[name] for name in ("append_ms", "floor_ms", "fdatasync_ms")}
     step("facts through the producer")
     _append(site, samples, "facts", _FACTS_FROM, max(1, plan.facts // 2))

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
-from bsfg.cli.bench.store import Aim, measured_in, percentile, show_all, steps, verdict
+from bsfg.cli.bench.store import Aim, measured_in, percentile, show_all, verdict
 from bsfg.cli.common import flag, option
 from bsfg.cli.output import console, examples, print_json
 
@@ -55,7 +55,6 @@ def aims_of(numbers: dict[str, Any]) -> list[Aim]:
 
 
 DEFAULT_FACTS = 1_000_000
-PHASES, MANY_PHASES = 8, 6
 
 EPILOG = examples(
     ("bsfg bench pipeline", "all of it, about six minutes"),
@@ -99,50 +98,23 @@ def pipeline(
     Spark carries as many bytes without any node, so that the figures can be compared wherever they were measured.
     """
     if starts is not None:
-        from bsfg.cli.bench.pipeline_measure import aims_of_starts
+        from bsfg.cli.bench.pipeline_measure import aims_of_starts, measure_starts, numbers_of_starts
 
-        begun = measured_in(folder, lambda place: _measured_starts(place, starts), aims_of_starts)
+        begun = measured_in(folder, lambda place: numbers_of_starts(measure_starts(place, starts)), aims_of_starts)
         print_json(begun) if json else show_starts(begun)
         return
     if links is not None:
         from bsfg.cli.bench import pipeline_links
 
-        many = measured_in(folder, lambda place: _measured_many(place, links, seconds), pipeline_links.aims_of)
+        many = measured_in(folder, lambda place: pipeline_links.measure(place, links, seconds), pipeline_links.aims_of)
         print_json(many) if json else show_many(many)
         return
     from bsfg.cli.bench.node_measure import BenchPlan
+    from bsfg.cli.bench.pipeline_measure import run
 
     plan = BenchPlan(facts, seconds=seconds, rate=rate)
-    numbers = measured_in(folder, lambda place: _measured(place, plan), aims_of)
+    numbers = measured_in(folder, lambda place: numbers_of(run(place, plan)), aims_of)
     print_json(numbers) if json else show(numbers)
-
-
-def _measured(place: Path, plan: Any) -> dict[str, Any]:
-    from bsfg.cli.bench.pipeline_measure import pipeline_site, run
-    from bsfg.cli.pipeline.running import spark_session
-    from bsfg.spark.replicate.driver import local_master
-
-    site = pipeline_site(place)
-    session = spark_session("bsfg bench", local_master(1), {}, place / "spark.log")
-    with steps(PHASES, "starting Spark") as step, session as spark:
-        try:
-            return numbers_of(run(site, spark, plan, step))
-        finally:
-            site.stop()
-
-
-def _measured_many(place: Path, links: int, seconds: float) -> dict[str, Any]:
-    from bsfg.cli.bench.pipeline_links import measure
-
-    with steps(MANY_PHASES) as step:
-        return measure(place, links, seconds, step)
-
-
-def _measured_starts(place: Path, rounds: int) -> dict[str, Any]:
-    from bsfg.cli.bench.pipeline_measure import measure_starts, numbers_of_starts
-
-    with steps(rounds + 1) as step:
-        return numbers_of_starts(measure_starts(place, rounds, step))
 
 
 def show_starts(numbers: dict[str, Any]) -> None:

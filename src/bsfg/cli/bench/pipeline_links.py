@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from pathlib import Path
 from shutil import rmtree
@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from bsfg.batch import FactBatch
 from bsfg.cli.bench.node_measure import STREAM, BenchZone, BufferWatch, about_process, cpu_seconds
-from bsfg.cli.bench.store import Aim, percentile
+from bsfg.cli.bench.store import Aim, percentile, steps
 from bsfg.cli.bench.workload import batch_of
 from bsfg.cli.zones import certificates, wait_until
 from bsfg.errors import PeerUnreachable
@@ -78,7 +78,7 @@ zone = "{zone}"
 address = "127.0.0.1:{port}"
 """
 
-Step = Callable[[str], None]
+PHASES = 6
 
 
 class Senders:
@@ -194,10 +194,11 @@ class Hub:
         return calls().run(work())
 
 
-def measure(place: Path, links: int, seconds: float, step: Step) -> dict[str, Any]:
+def measure(place: Path, links: int, seconds: float) -> dict[str, Any]:
     """Measure everything, and give every number by its stable name."""
     numbers, zones = dict[str, Any](links=links), [f"site-{number:04}" for number in range(links)]
     with ExitStack() as ending:
+        step = ending.enter_context(steps(PHASES))
         step(f"starting {links} senders")
         root = ending.enter_context(_in_memory(place))
         certificates(root / "certs", [HUB, *zones], ("producer", "pipeline"))

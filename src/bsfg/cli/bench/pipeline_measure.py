@@ -27,12 +27,16 @@ from bsfg.cli.bench.node_measure import (
     job_of,
     live,
 )
-from bsfg.cli.bench.store import Aim
+from bsfg.cli.bench.store import Aim, steps
 from bsfg.cli.bench.workload import BATCH_FACTS, FROM_ZONE, TO_ZONE, batch_of
+from bsfg.cli.pipeline.running import spark_session
 from bsfg.cli.zones import wait_until
 from bsfg.errors import SparkFailed
 from bsfg.ports import Buffer
 from bsfg.spark.calls import NodeAccess
+from bsfg.spark.land.lander import land_available
+from bsfg.spark.land.state import LandSettings
+from bsfg.spark.replicate.driver import local_master
 from bsfg.spark.session import java_in_use
 
 if TYPE_CHECKING:
@@ -45,11 +49,6 @@ LINK = f"from-{FROM_ZONE}"
 ROOM = 'store_capacity = "100GiB"\nforward_capacity = "100GiB"\n'
 
 
-def pipeline_site(root: Path) -> BenchSite:
-    """Give a sender and its two receivers, one that pulls by itself and one for which Spark does."""
-    return BenchSite(root, BenchZone, FROM_ZONE, {TO_ZONE: "native", LAKE: "spark"}, REST + ROOM)
-
-
 def _access(zone: BenchZone) -> NodeAccess:
     """Give the way of a zone's own pipeline to its node."""
     return NodeAccess.of(zone.address, zone.files("pipeline"), f"{zone.name}-bsfg")
@@ -59,12 +58,23 @@ WARM_FACTS = 200_000
 """Moved before anything is measured: the JVM compiles what it runs often."""
 
 FRAME_FACTS = 10_000
+PHASES = 8
 
 Step = Callable[[str], None]
 
 
-def run(site: BenchSite, spark: SparkSession, plan: BenchPlan, step: Step) -> BenchSamples:
-    """Measure everything; whoever calls stops Spark and the nodes."""
+def run(place: Path, plan: BenchPlan) -> BenchSamples:
+    """Measure everything: a sender and its two receivers, one that pulls by itself and one for which Spark does."""
+    site = BenchSite(place, BenchZone, FROM_ZONE, {TO_ZONE: "native", LAKE: "spark"}, REST + ROOM)
+    session = spark_session("bsfg bench", local_master(1), {}, place / "spark.log")
+    with steps(PHASES, "starting Spark") as step, session as spark:
+        try:
+            return _run(site, spark, plan, step)
+        finally:
+            site.stop()
+
+
+def _run(site: BenchSite, spark: SparkSession, plan: BenchPlan, step: Step) -> BenchSamples:
     samples = BenchSamples(plan)
     step("appending the backlog")
     _, native, lake = site.zones
@@ -84,9 +94,6 @@ def run(site: BenchSite, spark: SparkSession, plan: BenchPlan, step: Step) -> Be
     step(f"lag at {plan.rate:g} facts/s for {plan.seconds:g} s")
     _live(site, lake, spark, samples)
     step("landing as Parquet")
-    from bsfg.spark.land.lander import land_available
-    from bsfg.spark.land.state import LandSettings
-
     settings = LandSettings(site.root / "landed", _access(lake), STREAM, "forward", compact=False)
     landed = land_available(spark, settings)
     samples.rates["land"] = Rate(landed.facts, landed.seconds, {})
@@ -212,13 +219,14 @@ set = {{ predicate = "measured", produced_at = "2026-03-01T06:00:00Z" }}
 StartTimes = dict[str, list[float]]
 
 
-def measure_starts(place: Path, rounds: int, step: Step) -> StartTimes:
+def measure_starts(place: Path, rounds: int) -> StartTimes:
     """Measure everything, so many times."""
     from bsfg.spark.archive import __name__ as archive
 
     site = BenchSite(place, BenchZone, FROM_ZONE, {LAKE: "spark"}, REST)
     found: StartTimes = {name: [] for name in ("bare", *STARTS)}
     with ExitStack() as ending:
+        step = ending.enter_context(steps(rounds + 1))
         ending.callback(site.stop)
         step("preparing what a second start finds")
         _timed([sys.executable, "-c", f"from {archive} import main; main()"], place)
