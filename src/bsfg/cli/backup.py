@@ -90,10 +90,8 @@ def _show(target: Path, manifest: Manifest, place: ZonePlace) -> None:
     out = console()
     rows = table("log", "offsets", "entries", right=("entries",))
     for log in manifest.logs:
-        entries = log.end - log.start
-        rows.add_row(
-            f"{log.stream}/{log.buffer}", range_text(log.start, log.end - 1) if entries else "–", count_text(entries)
-        )
+        offsets, entries = range_text(log.start, log.end - 1), count_text(log.end - log.start)
+        rows.add_row(f"{log.stream}/{log.buffer}", offsets, entries)
     out.print(rows)
     for problem in manifest.damage:
         out.print(Text.assemble(("  " + problem["code"], "red"), one_line(f" {problem['where']}: {problem['detail']}")))

@@ -86,7 +86,7 @@ def _show_plan(plan: MigrationPlan, source: ZoneConfig, target: ZoneConfig) -> N
     numbers = ("size", "gaps", "aside")
     rows = table("buffer", "offsets", *numbers, right=numbers)
     for each in plan.buffers:
-        name, offsets = f"{each.stream}/{each.buffer}", _offsets(each.start, each.end)
+        name, offsets = f"{each.stream}/{each.buffer}", range_text(each.start, each.end - 1)
         rows.add_row(name, offsets, size_text(each.size_bytes), count_text(each.gaps), count_text(each.quarantined))
     out.print(rows)
     held = f"{counted(plan.consumers, 'consumer')}, {counted(plan.artifacts, 'artifact')}"
@@ -103,7 +103,7 @@ def _show(moved: Migration, source: ZoneConfig, target: ZoneConfig) -> None:
         for each in moved.buffers:
             found = each.found
             counts = (found.facts, found.keys, found.gaps, found.quarantined)
-            offsets = _offsets(found.start, found.end)
+            offsets = range_text(found.start, found.end - 1)
             rows.add_row(f"{each.stream}/{each.buffer}", offsets, *map(count_text, counts), found.digest[:16])
         out.print(rows)
         for digest in moved.missing_artifacts:
@@ -115,10 +115,6 @@ def _show(moved: Migration, source: ZoneConfig, target: ZoneConfig) -> None:
     out.print("\nNext:")
     for step in next_steps(source, target):
         out.print(f"  {step}", soft_wrap=True)
-
-
-def _offsets(start: int, end: int) -> str:
-    return range_text(start, end - 1) if end > start else "–"
 
 
 def next_steps(source: ZoneConfig, target: ZoneConfig) -> list[str]:

@@ -202,7 +202,9 @@ def advance(bar: Progress, done: int, total: int) -> None:
 
 
 def range_text(first: int | None, last: int | None) -> str:
-    """Write a range of offsets, both ends inclusive."""
+    """Write a range of offsets, both ends inclusive; one that ends before it begins is empty."""
     if first is None or last is None:
         return ""
+    if last < first:
+        return "–"
     return str(first) if first == last else f"{first}–{last}"

@@ -80,11 +80,9 @@ def _show(source: Path, saved: Salvaged) -> None:
     numbers = ("facts", "lost", "aside")
     rows = table("log", "offsets", *numbers, "new log_id", right=numbers)
     for log in saved.data.logs:
-        offsets = range_text(log.start, log.end - 1) if log.end > log.start else "–"
+        name, offsets = f"{log.stream}/{log.buffer}", range_text(log.start, log.end - 1)
         lost = Text(count_text(log.lost), "bold red" if log.lost else "")
-        rows.add_row(
-            f"{log.stream}/{log.buffer}", offsets, count_text(log.facts), lost, count_text(log.quarantined), log.log_id
-        )
+        rows.add_row(name, offsets, count_text(log.facts), lost, count_text(log.quarantined), log.log_id)
     if saved.data.logs:
         out.print(rows)
     _list("Missing", saved.missing, "red")

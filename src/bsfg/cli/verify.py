@@ -138,7 +138,7 @@ def _logs_table(report: Report, wide: bool) -> Any:
         counts["aside"] = log.quarantined
         result.add_row(
             f"{log.stream}/{log.buffer}",
-            range_text(log.start, log.end - 1) if log.end > log.start else "–",
+            range_text(log.start, log.end - 1),
             *(count_text(counts[name]) for name in numbers),
             Text(f"✗ {bad}", "bold red") if bad else Text("✓", "green"),
         )

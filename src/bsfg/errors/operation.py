@@ -17,7 +17,6 @@ class QuarantineFull(BufferFull):
     """Quarantine is full of refused facts that wait for an operator; nothing of the batch was stored."""
 
     code = "quarantine_full"
-    retryable = True
     default_hint = "Settle what waits (bsfg quarantine list, export, retry, drop), or enlarge quarantine of the stream."
 
 
@@ -25,7 +24,6 @@ class GapsFull(BufferFull):
     """Others have told of more missing ranges than a buffer keeps records of; what told of them is not confirmed."""
 
     code = "gaps_full"
-    retryable = True
     default_hint = (
         "See whose they are and why (bsfg status): a peer that makes them up, or one that loses fact by fact."
     )
@@ -51,7 +49,6 @@ class StorageUnavailable(StorageClosed):
     """The server that keeps the zone's facts does not answer; nothing was stored."""
 
     code = "storage_unavailable"
-    retryable = True
     default_hint = "Keep the facts and retry; the node goes on by itself as soon as the server answers again."
 
 

@@ -18,7 +18,7 @@ from bsfg.artifacts import ArtifactStore
 from bsfg.config import ZoneConfig
 from bsfg.errors import InvalidArgument, StorageFailed, StorageNotEmpty, StorageUnable
 from bsfg.node.backends import MIGRATING, looked_at
-from bsfg.node.backup import Progress
+from bsfg.node.backup import Meter, Progress
 from bsfg.node.migration_sides import (
     NewLog,
     NewSide,
@@ -91,19 +91,18 @@ class _Stopped(BaseException):
     """Whoever waits for a thread has gone."""
 
 
-class _Gauge:
-    """Counts bytes in a thread and tells how far something is; ends the thread when nobody waits for it any more."""
+class _Gauge(Meter):
+    """Counts bytes in a thread, which ends when nobody waits for it any more."""
 
     def __init__(self, progress: Progress, doing: str, total: int) -> None:
-        self._progress, self._doing, self._total, self._done = progress, doing, total, 0
+        super().__init__(progress, doing, total)
         self._ending = threading.Event()
 
     def __call__(self, size_bytes: int) -> None:
         """Count bytes that are done."""
         if self._ending.is_set():
             raise _Stopped
-        self._done += size_bytes
-        self._progress(self._doing, self._done, max(self._total, self._done))
+        super().__call__(size_bytes)
 
     async def run(self, work: Callable[[], Found]) -> Found:
         """Do in a thread what counts here."""

@@ -196,9 +196,8 @@ def _is_our_node(subject: Subject, address: Address) -> bool:
     files = subject.config.tls_files
     if files is None:
         return False
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.host, address.host)
     try:
-        return probe(host, address.port, files).names == names_in_file(files.certificate)
+        return probe(address.reachable.host, address.port, files).names == names_in_file(files.certificate)
     except BsfgError:
         return False
 

@@ -185,7 +185,7 @@ def _logs(info: FolderInfo, wide: bool) -> Any:
             continue
         row = [
             name,
-            range_text(log.start, log.end - 1) if log.end > log.start else "–",
+            range_text(log.start, log.end - 1),
             count_text(log.end - log.start),
             count_text(len(log.segments)),
         ]
@@ -258,9 +258,8 @@ def _details(log: LogInfo) -> None:
 
 
 def _segment(item: SegmentInfo) -> Row:
-    offsets = range_text(item.first, item.last) if item.last >= item.first else "–"
     newest = "MISSING" if item.missing else "active" if item.active else time_text(item.newest_unix_ms)
-    return item.file, offsets, size_text(item.size_bytes), newest
+    return item.file, range_text(item.first, item.last), size_text(item.size_bytes), newest
 
 
 def _gap(gap: GapRecord) -> Row:
