@@ -336,6 +336,7 @@ async def test_positions_that_cannot_be_are_refused(sites: Sites) -> None:
         (OffsetOutOfRange, Confirmation(through=5)),
         (ForeignLog, Confirmation(through=1, log_id="another")),
         (InvalidArgument, Confirmation(ranges=[(3, 1)])),
+        (InvalidArgument, Confirmation(through=1, peer_head=bytes(65))),
     ]
     for error, confirmation in failures:
         with pytest.raises(error):

@@ -1,6 +1,8 @@
 """Values and messages: what is written is what is read, and what is not a frame is refused."""
 
 import asyncio
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -198,6 +200,15 @@ def test_heads_survive_the_way() -> None:
         read_head(pb.FetchFrame(first=0, last=0, gap=gap_message(gap)))
     with pytest.raises(FrameInvalid):
         read_frame(head_message(fetched))
+
+
+@pytest.mark.parametrize("changed", [{"log_id": "x" * 81}, {"gaps_token": "x" * 81}, {"chain_head": bytes(65)}])
+def test_names_that_are_kept_are_short(changed: dict[str, Any]) -> None:
+    """A receiver keeps them with the positions of all its links, and a sender may say what it likes."""
+    short = Fetched("x" * 80, 5, 9, bytes(64), (), [], "y" * 80)
+    assert read_head(head_message(short)) == short
+    with pytest.raises(FrameInvalid, match="the limit is"):
+        read_head(head_message(replace(short, **changed)))
 
 
 @given(st.integers(0, 2**63 - 1), st.integers(0, 60))

@@ -28,6 +28,9 @@ from bsfg.wire.service import ObjectInfo
 
 _INT64 = np.dtype("<i8")
 
+_KEPT = {"log_id": 80, "gaps_token": 80, "chain_head": 64}
+"""How long what a receiver keeps of a head may be: of all its links together, and written anew as they move."""
+
 
 def encode(batch: FactBatch) -> bytes:
     """Write a batch as the bytes of a message field."""
@@ -201,6 +204,9 @@ def read_head(message: pb.FetchFrame, frames: Sequence[Frame] = ()) -> Fetched:
     if message.WhichOneof("content") != "head":
         raise FrameInvalid("an answer begins with its head")
     head = message.head
+    for name, most in _KEPT.items():
+        if (length := len(getattr(head, name))) > most:
+            raise FrameInvalid(f"the {name} of an answer has a length of {length}, the limit is {most}")
     gaps, sets = [gap_of(gap) for gap in head.gaps], tuple(gap_sets_of(head.gap_sets))
     served_at = head.served_at_unix_ms if head.HasField("served_at_unix_ms") else None
     return Fetched(

@@ -79,7 +79,7 @@ _REPORT = {"hold_detail": DETAIL_CHARACTERS_MAX, "reason": DETAIL_CHARACTERS_MAX
 _PIPELINES = {"pipelines": PIPELINES_MAX}
 _FETCHED = {"carry_only": 1_000, "hashers": 32}
 _FRAMES = {**_FETCHED, "columns": 32}
-_CONFIRMATION = {"ranges": 10_000, "refusals": 20_000}
+_CONFIRMATION = {"ranges": 10_000, "refusals": 20_000, "peer_head": 64}
 _GAPS = {"gaps": 10_000, "gap_sets": 10_000, "skips": 10_000}
 
 
