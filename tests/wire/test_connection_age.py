@@ -80,6 +80,23 @@ async def test_what_came_too_late_for_its_connection_goes_over_the_next(
     await everything()
 
 
+async def test_an_answer_that_has_begun_was_sent(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node may say that it never was; what came of it already is not given a second time."""
+    site = await sites()
+    client = site.client()
+    await client.append(STREAM, FactBatch.from_messages(messages(2)))
+    calls: list[str] = []
+
+    def begun(name: str) -> Any:
+        calls.append(name)
+        return lambda request, **options: _Unsent(pb.FetchFrame(first=0, last=-1, head=pb.FetchHead(log_id="x")))
+
+    monkeypatch.setattr(client.connection, "method", begun)
+    with pytest.raises(PeerUnreachable):
+        _ = [frame async for frame in client.read_offsets(STREAM, 0, 2)]
+    assert calls == ["FetchFrames"]
+
+
 async def test_a_long_answer_ends_with_its_reader(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is revoked while he reads gets no more of an answer that was begun before."""
     monkeypatch.setattr(grpc_calls, "JUDGED_SECONDS", 0.0)
@@ -234,6 +251,9 @@ class _Late:
 class _Unsent:
     _cython_call = None
 
+    def __init__(self, *given: Any) -> None:
+        self._given = list(given)
+
     def cancel(self) -> None:
         pass
 
@@ -244,6 +264,8 @@ class _Unsent:
         raise asyncio.InvalidStateError("RPC already finished.")
 
     async def read(self) -> object:
+        if self._given:
+            return self._given.pop(0)
         raise grpc.aio.AioRpcError(await self.code(), Metadata(), Metadata(), await self.details())
 
     async def code(self) -> grpc.StatusCode:

@@ -175,17 +175,19 @@ class Connection:
     ) -> AsyncGenerator[Any, None]:
         """Make a call with one request and many answers; raises only `BsfgError`."""
         for in_vain in itertools.count(1):
-            call = self.method(name)(request, timeout=timeout_seconds)
+            call, has_begun = self.method(name)(request, timeout=timeout_seconds), False
             try:
                 with self.telling():
                     try:
                         async for answer in call:
                             if answer is None:
                                 raise unreadable(self)
+                            has_begun = True
                             yield answer
                         return
                     except grpc.aio.AioRpcError as error:
-                        if in_vain > CALLS_IN_VAIN or not was_not_sent(error):
+                        # Whoever has the beginning must not be given it again, whatever a node says.
+                        if has_begun or in_vain > CALLS_IN_VAIN or not was_not_sent(error):
                             raise
             finally:
                 call.cancel()
