@@ -467,6 +467,8 @@ def test_it_is_kept_alive_as_the_other_pipelines_are(plant: Plant, tmp_path: Pat
         plant.produce(messages(30))
         until(lambda: report().facts == 30)
         assert (report().state, report().backlog) == (PipelineState.RUNNING, 0)
+        written = report().last_good_unix_ms
+        until(lambda: report().last_good_unix_ms > written > 0)
         server.kill()
         plant.produce(messages(30, first=30))
         until(lambda: report().state == PipelineState.FAILED)

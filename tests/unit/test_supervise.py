@@ -16,7 +16,8 @@ import pytest
 from bsfg.cli.pipeline import kept
 from bsfg.cli.pipeline.run import ZonePipelines
 from bsfg.cli.pipeline.running import FollowedFiles
-from bsfg.errors import DiskFull, InvalidArgument, LandingDamaged
+from bsfg.errors import BsfgError, DiskFull, InvalidArgument, LandingDamaged, SinkAway, SinkRefused
+from bsfg.sinks.flow import SinkDone
 from bsfg.spark import supervise
 from bsfg.spark.calls import NodeAccess
 from bsfg.spark.land import lander
@@ -342,3 +343,64 @@ def test_a_landing_that_never_lands_fails_again_and_again(
     keeper = keeping(landing(fails))
     until(lambda: keeper.failures >= 4)
     assert keeper.failures_in_a_row >= 3
+
+
+class SinkOfATest:
+    """A sink that does what a test says."""
+
+    target = SimpleNamespace(noted=dict)
+
+    def __init__(self, work: Callable[[SinkOfATest], None]) -> None:
+        self.done, self.has_caught_up, self.ending, self._work = SinkDone(), False, Event(), work
+        self.problem: BsfgError | None = None
+
+    def run(self) -> None:
+        """Do it."""
+        self._work(self)
+
+    def end(self) -> None:
+        """Have it end."""
+        self.ending.set()
+
+
+def test_a_sink_that_is_refused_each_time_fails_again_and_again(keeping: Callable[..., PipelineKeeper]) -> None:
+    """That it begins is nothing good: its failures are in a row, and become an alert."""
+
+    def refused(one: SinkOfATest) -> None:
+        raise SinkRefused("the receiver is another one")
+
+    keeper = keeping(kept.KeptSink(cast(Any, lambda: SinkOfATest(refused)), "post"))
+    until(lambda: keeper.failures >= 4)
+    assert keeper.failures_in_a_row >= 3
+    assert keeper.report().last_good_unix_ms == 0
+
+
+def test_a_sink_does_good_when_it_writes_or_has_written_everything(keeping: Callable[..., PipelineKeeper]) -> None:
+    """One that hangs with its first batch has no error to tell of, and one with nothing to do works."""
+    at_work = list[SinkOfATest]()
+
+    def waits(one: SinkOfATest) -> None:
+        at_work.append(one)
+        one.ending.wait(WAIT_SECONDS)
+
+    pipeline = kept.KeptSink(cast(Any, lambda: SinkOfATest(waits)), "post")
+    keeper = keeping(pipeline)
+    until(lambda: at_work)
+
+    def looked() -> int:
+        time.sleep(0.002)
+        pipeline.look(keeper.diary)
+        return keeper.report().last_good_unix_ms
+
+    assert looked() == 0
+    at_work[0].done.batches = 1
+    written = looked()
+    assert 0 < written == looked()
+    at_work[0].has_caught_up = True
+    idle = looked()
+    assert written < idle < looked()
+    at_work[0].problem = SinkAway("the receiver does not answer")
+    before = looked()
+    assert (keeper.report().state, looked()) == (PipelineState.FAILED, before)
+    at_work[0].problem, at_work[0].has_caught_up = None, False
+    assert (looked(), keeper.report().state) == (before, PipelineState.RUNNING)

@@ -123,6 +123,12 @@ class Sink:
         told, error = self._node_away
         return error if time.monotonic() - told < NODE_TOLD_SECONDS else None
 
+    @property
+    def has_caught_up(self) -> bool:
+        """Whether the node has said that it has nothing beyond what is confirmed."""
+        consumer = self._consumer
+        return consumer is not None and bool(consumer.source[1]) and not consumer.backlog
+
     def run(self, *, once: bool = False) -> None:
         """Write until it is ended, or ``once`` what is there now."""
         patience_seconds = ONCE_PATIENCE_SECONDS if once else None

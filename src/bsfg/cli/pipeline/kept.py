@@ -425,13 +425,14 @@ class KeptSink:
     title: str
     _sink: Sink | None = None
     _before: tuple[int, int] = (0, 0)
+    _batches: int = 0
 
     def __post_init__(self) -> None:
         self.make()
 
     def run(self, spark: SparkSession, diary: Diary, ending: threading.Event) -> None:
         """Give them on until it is to end."""
-        self._before, self._sink = (diary.facts, diary.batches), (sink := self.make())
+        self._before, self._batches, self._sink = (diary.facts, diary.batches), 0, (sink := self.make())
         try:
             if not ending.is_set():
                 sink.run()
@@ -450,10 +451,11 @@ class KeptSink:
             diary.batch_seconds, diary.backlog = done.batch_seconds, done.backlog
         noted = "".join(f", {count_text(count)} {name}" for name, count in sink.target.noted().items() if count)
         diary.progress = f"{counted(done.facts, 'fact')} since the start{noted}"
-        if sink.problem is None:
+        diary.problem = sink.problem
+        # That it began is nothing good: one that is refused each time fails, and one that hangs has no problem to tell.
+        if diary.problem is None and (done.batches > self._batches or sink.has_caught_up):
+            self._batches = done.batches
             diary.good()
-        else:
-            diary.problem = sink.problem
 
     def end(self) -> None:
         """Have it end; what the target has not taken comes again."""
