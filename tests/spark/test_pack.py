@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 from importlib.machinery import ModuleSpec
+from importlib.metadata import Distribution
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from typing import Any
 import pyspark
 import pytest
 
-from bsfg.errors import InvalidArgument, StorageReadOnly
+from bsfg.errors import BsfgError, DiskFull, InvalidArgument, StorageReadOnly
 from bsfg.spark import pack as packing
 from bsfg.spark.pack import PACK, PACKED_PYTHON, build_of, own_members, packed_settings, python_kind, required, table_of
 
@@ -177,7 +179,11 @@ def test_what_is_no_pack(tmp_path: Path) -> None:
     half.write_bytes(b"\x1f\x8b\x08\x00\x00")
     with tarfile.open(other, "w:gz") as archive:
         archive.add(text, "text")
-    for path in (tmp_path / "nothing", text, half, other, tmp_path):
+    link = tarfile.TarInfo(packing.TABLE)
+    link.type, link.linkname = tarfile.SYMTYPE, packing.TABLE
+    with tarfile.open(tmp_path / "link", "w:gz") as archive:
+        archive.addfile(link)
+    for path in (tmp_path / "nothing", text, half, other, tmp_path / "link", tmp_path):
         with pytest.raises(InvalidArgument) as refused:
             table_of(path)
         assert "bsfg pipeline pack" in refused.value.hint
@@ -190,3 +196,41 @@ def test_where_it_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(packing, "NEEDED", ("orjson",))
     with pytest.raises(StorageReadOnly, match="cannot be written"):
         packing.pack(tmp_path / "no" / "folder.tar.gz")
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path / "file" / "under-it", tmp_path / ("n" * 255), tmp_path / ".."):
+        with pytest.raises(StorageReadOnly, match="cannot be written"):
+            packing.pack(out)
+    for out in (Path(), Path("/")):
+        with pytest.raises(InvalidArgument, match="is no name of a file"):
+            packing.pack(out)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(("number", "error"), [(errno.ENOSPC, DiskFull), (errno.EIO, StorageReadOnly)])
+def test_a_disk_that_is_full_is_told_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, error: type[BsfgError]
+) -> None:
+    """Another folder's rights would not help; what was there before stays, and nothing is left beside it."""
+
+    def fails(*given: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(packing, "NEEDED", ("orjson",))
+    monkeypatch.setattr(packing, "_write", fails)
+    (tmp_path / "out").write_text("before")
+    with pytest.raises(error, match=re.escape(os.strerror(number))):
+        packing.pack(tmp_path / "out")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("out", "before")]
+
+
+def test_what_was_deleted_from_a_package_is_not_in_it(tmp_path: Path) -> None:
+    """Images are made small by deleting tests and licences; and what a tool notes of its own work is no content."""
+    about = tmp_path / "thing-1.dist-info"
+    about.mkdir()
+    (tmp_path / "thing.py").write_text("")
+    for name in ("METADATA", "uv_cache.json", "direct_url.json", "INSTALLER"):
+        (about / name).write_text("Name: thing\nVersion: 1\n")
+    names = ("thing.py", "gone.py", *(f"{about.name}/{each.name}" for each in about.iterdir()))
+    (about / "RECORD").write_text("".join(f"{name},,\n" for name in (*names, f"{about.name}/LICENSE")))
+    found = packing.members_of(Distribution.at(about))
+    assert [each.name for each in found] == ["lib/thing-1.dist-info/METADATA", "lib/thing.py"]

@@ -15,6 +15,7 @@ import re
 import sysconfig
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from importlib.util import find_spec
@@ -22,7 +23,8 @@ from io import BytesIO
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from bsfg.errors import InvalidArgument, StorageReadOnly
+from bsfg.disk import translated
+from bsfg.errors import DiskFull, InvalidArgument, StorageReadOnly, StorageUnreadable
 
 PACK = "bsfg-pack"
 """What the archive is called where it is unpacked, in the folder of an executor."""
@@ -53,7 +55,7 @@ OUR_KINDS = (".py", ".properties", ".css", ".sql", ".proto")
 UNUSED = re.compile(
     r"(^|/)(__pycache__|tests|include)/|\.(pyc|pyi|pyx|pxd|pxi|h|hpp|a|pem|crt|cer|key|p12|pfx|jks|pth)$"
     r"|^pyarrow/src/"
-    r"|\.dist-info/(RECORD|INSTALLER|REQUESTED|direct_url\.json|sboms/.*)$"
+    r"|\.dist-info/(RECORD|INSTALLER|REQUESTED|direct_url\.json|uv_\w+\.json|sboms/.*)$"
 )
 """What no task reads, and what depends on how the package was installed."""
 
@@ -115,6 +117,8 @@ def python_kind() -> str:
 
 def pack(out: Path, watch: Callable[[int, int], None] = lambda done, total: None) -> PackReport:
     """Write the archive; ``watch`` is told how many bytes of how many are in it. What was there before is replaced."""
+    if not out.name:
+        raise InvalidArgument(f"{out} is no name of a file", hint="For example: bsfg pipeline pack bsfg-pack.tar.gz")
     found = [each for name in (*NEEDED, *WELCOME) for each in required(name, is_welcome=name in WELCOME)]
     packages = {each.name: each for each in sorted(found, key=lambda each: each.name.lower())}
     own = list(own_members())
@@ -133,9 +137,15 @@ def pack(out: Path, watch: Callable[[int, int], None] = lambda done, total: None
             _write(file, members, total, watch)
         fresh.replace(out)
     except OSError as error:
+        told = translated(error, f"writing {out}")
+        if isinstance(told, DiskFull):
+            raise DiskFull(told.message, hint="Make room there, or write it elsewhere.") from None
+        if isinstance(told, StorageUnreadable):
+            raise told from None
         raise StorageReadOnly(f"{out} cannot be written: {error.strerror}") from None
     finally:
-        fresh.unlink(missing_ok=True)
+        with suppress(OSError):
+            fresh.unlink()
     with out.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return PackReport(out, out.stat().st_size, total, len(members), digest, python_kind(), versions)
@@ -215,7 +225,10 @@ def members_of(package: Distribution) -> Iterator[PackMember]:
     for path in sorted(package.files, key=str):
         if path.is_absolute() or ".." in path.parts or UNUSED.search(str(path)) is not None:
             continue
-        yield PackMember(f"lib/{path}", Path(str(package.locate_file(path))))
+        source = Path(str(package.locate_file(path)))
+        # Images are made small by deleting what nobody reads; Python 3.12 leaves it out of the list by itself.
+        if source.exists():
+            yield PackMember(f"lib/{path}", source)
 
 
 def table_of(path: Path) -> dict[str, Any]:
@@ -224,7 +237,8 @@ def table_of(path: Path) -> dict[str, Any]:
     try:
         with tarfile.open(path, "r:gz") as archive:
             first = archive.next()
-            inside = None if first is None or first.name != TABLE else archive.extractfile(first)
+            is_ours = first is not None and first.name == TABLE and first.isfile()
+            inside = archive.extractfile(first) if first is not None and is_ours else None
             table = None if inside is None else json.loads(inside.read())
     except OSError as error:
         why = error.strerror or "it is no archive"
