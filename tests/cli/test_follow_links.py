@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import bsfg.config
 from bsfg.cli.pipeline import replicate, running
 from bsfg.cli.pipeline.replicate import ConfiguredLinks
 from bsfg.errors import InvalidArgument
@@ -129,3 +130,25 @@ def test_renewed_certificates_travel_to_other_machines(tmp_path: Path, monkeypat
     run.links.follow(run)  # type: ignore[arg-type]
     [[plan]] = run.plans
     assert plan.peer.certificate == "-----BEGIN THREE-----"
+
+
+def test_what_changes_while_it_is_read_is_taken_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second save right behind the first, for tasks elsewhere, too: what was read last is what the files are."""
+    run, load = Run(tmp_path, monkeypatch), bsfg.config.load
+    for name in ("ca.crt", "hub.crt", "hub.key"):
+        (tmp_path / name).write_text("-----BEGIN ONE-----")
+    run.write(a="")
+    run.links.ship_to("spark://host:7077")
+    run.links.read()
+    saves = [{"a": "", "b": "", "c": ""}]
+
+    def read_before_it_changes(path: Path) -> Any:
+        found = load(path)
+        if saves:
+            run.write(**saves.pop())
+        return found
+
+    monkeypatch.setattr(bsfg.config, "load", read_before_it_changes)
+    run.write(a="", b="")
+    assert run.look(2) == ["from-a", "from-b"]
+    assert run.look(2) == ["from-a", "from-b", "from-c"]

@@ -310,11 +310,16 @@ class ConfiguredLinks:
             # What was named and is no longer there is no longer moved.
             names = [name for name in names if name in zone.links]
         plans = [plan_of(zone, name, self.own, self._holder) for name in names]
-        if self._is_shipped:
-            parts = {part for plan in plans for of in (plan.own, plan.peer) for part in (of.ca, of.certificate, of.key)}
-            self._files.paths = [self._config, *sorted(Path(part) for part in parts if part is not None)]
+        if not self._is_shipped:
+            return plans
+        parts = {part for plan in plans for of in (plan.own, plan.peer) for part in (of.ca, of.certificate, of.key)}
+        paths = [self._config, *sorted(Path(part) for part in parts if part is not None)]
+        if paths != self._files.paths:
+            # They are taken before they are read: what changes from here on is a change.
+            self._files.paths = paths
             self._files.take()
-        return [plan.shipped() for plan in plans] if self._is_shipped else plans
+            return self._plans()
+        return [plan.shipped() for plan in plans]
 
     def follow(self, replication: Replication) -> None:
         """Look now and then whether the file has changed, and go on by it; one with a mistake changes nothing."""
