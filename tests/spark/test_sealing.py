@@ -14,6 +14,7 @@ from bsfg.config import load
 from bsfg.errors import ClusterInClear, InvalidArgument
 from bsfg.spark.calls import NodeAccess
 from bsfg.spark.cluster import ALLOW_CLEAR, NOT_HERE, SEALED, SECRET_FILE, SECRET_VARIABLE, secret_in_use
+from bsfg.spark.land.lander import SparkWhenNeeded
 from bsfg.spark.replicate.driver import Replication
 from bsfg.spark.replicate.plan import RunPlan, plan_of
 from bsfg.spark.session import settings
@@ -156,6 +157,13 @@ def test_the_command_says_it_before_spark_starts(tmp_path: Path) -> None:
     assert "cluster_in_clear" in done.stderr
     assert "--secret-file" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_landing_says_it_before_it_has_facts_to_land(secret: Path) -> None:
+    """It starts Spark when there is work: a service that cannot do any must not look as if it went on."""
+    with pytest.raises(ClusterInClear):
+        SparkWhenNeeded("bsfg-land", STANDALONE, {})
+    assert not SparkWhenNeeded("bsfg-land", STANDALONE, {SECRET_FILE: str(secret)}).is_started
 
 
 def test_tasks_elsewhere_need_no_file_of_this_machine(tmp_path: Path) -> None:

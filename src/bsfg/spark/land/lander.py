@@ -40,6 +40,7 @@ from bsfg.spark.land.state import (
 from bsfg.spark.land.upkeep import Compactor, LatestTable
 from bsfg.spark.options import EARLIEST, Position
 from bsfg.spark.session import end, has_ended, started, without_tracebacks
+from bsfg.spark.session import settings as session_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,6 +52,7 @@ class SparkWhenNeeded:
     """A Spark session that is started when it is first asked for: a landing with nothing to do needs none."""
 
     def __init__(self, app: str, master: str, conf: dict[str, str], log: Path | None = None) -> None:
+        _ = session_settings(master, conf)  # which raises what would keep it from starting, whenever that will be
         self._given = app, master, conf, log
         self._session: SparkSession | None = None
         self.is_starting = False
