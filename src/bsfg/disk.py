@@ -89,6 +89,14 @@ def translated(error: OSError, doing: str) -> BsfgError:
     return StorageFailed(text, errno=error.errno)
 
 
+def unreadable(error: OSError | UnicodeDecodeError, what: str) -> StorageUnreadable:
+    """Say that a file which somebody named cannot be read, and speak of rights only where they are what is missing."""
+    if isinstance(error, OSError):
+        hint = None if isinstance(error, PermissionError) else "Check the path."
+        return StorageUnreadable(f"{what} cannot be read: {error.strerror}", hint=hint)
+    return StorageUnreadable(f"{what} cannot be read: it is no text", hint="Check the path.")
+
+
 def _is_closed(path: Path) -> bool:
     """Tell whether a path cannot be read, or one of the folders that lead to it."""
     if os.path.lexists(path):

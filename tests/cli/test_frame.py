@@ -134,6 +134,7 @@ def test_an_error_has_the_same_form_as_everywhere(bsfg: Run, tmp_path: Path) -> 
     assert outcome.code == 1
     error = outcome.json()
     assert set(error) == {"code", "message", "retryable", "hint"}
+    assert outcome.out.count("\n") == 1, "commands that go on write lines of JSON before it"
     assert (error["code"], error["retryable"]) == ("not_a_data_folder", False)
     assert outcome.err.splitlines() == [f"error[not_a_data_folder]: {error['message']}", f"hint: {error['hint']}"]
 
@@ -171,7 +172,7 @@ def test_every_error_ends_with_code_1(monkeypatch: pytest.MonkeyPatch, capsys: p
     monkeypatch.setattr("bsfg.stores.log.verify.verify", full)
     monkeypatch.setattr("bsfg.cli.verify.checked_folder", lambda path: path)
     assert run_in_process(["verify", "data", "--json"]) == 1
-    assert '"used_bytes": 7' in capsys.readouterr().out
+    assert '"used_bytes":7' in capsys.readouterr().out
 
 
 def test_interrupting_is_exit_code_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from bsfg.cli.pipeline import app_of, ingest, kept, land
 from bsfg.cli.pipeline.run import ZonePipelines
 from bsfg.cli.pipeline.running import FollowedFiles
 from bsfg.config import ZoneConfig, parse
-from bsfg.errors import ConfigInvalid, InvalidArgument
+from bsfg.errors import ConfigInvalid, InvalidArgument, StorageUnreadable
 from bsfg.spark.calls import NodeAccess
 from bsfg.spark.land.state import Landed
 from bsfg.spark.replicate.driver import Layout
@@ -124,6 +124,38 @@ def test_what_is_wrong_with_a_sink_is_said_before_it_runs(tmp_path: Path, table:
     assert isinstance(wrong.exception, InvalidArgument), wrong.output
     assert wrong.exception.message.startswith("[pipelines.p]: ")
     assert says in wrong.exception.message
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        (
+            'sql = { consumer = "app", dsn_file = "away" }',
+            "--dsn-file {}/away cannot be read: No such file or directory",
+        ),
+        ('sql = { consumer = "app", dsn_file = "." }', "--dsn-file {} cannot be read: Is a directory"),
+        ('sql = { consumer = "app", dsn_file = "bytes" }', "--dsn-file {}/bytes cannot be read: it is no text"),
+    ],
+)
+def test_a_file_that_is_not_there_is_no_question_of_rights(tmp_path: Path, table: str, says: str) -> None:
+    """The path is to be checked; another user could not read it either. No words of Python's are in it."""
+    file = tmp_path / "zone.toml"
+    file.write_text(f"{ZONE}[pipelines.p]\n{table}\n")
+    (tmp_path / "bytes").write_bytes(b"host=\xff")
+    wrong = CliRunner().invoke(app, ["pipeline", "run", "-c", str(file), "--check"])
+    assert isinstance(wrong.exception, StorageUnreadable), wrong.output
+    assert wrong.exception.message == f"[pipelines.p]: {says.format(tmp_path)}"
+    assert wrong.exception.hint == "Check the path."
+
+
+def test_a_string_in_a_file_is_blamed_by_the_name_of_its_option(tmp_path: Path) -> None:
+    """Nobody gave --dsn."""
+    file = tmp_path / "zone.toml"
+    file.write_text(f'{ZONE}[pipelines.p]\nsql = {{ consumer = "app", dsn_file = "dsn" }}\n')
+    (tmp_path / "dsn").write_text("nothing")
+    wrong = CliRunner().invoke(app, ["pipeline", "run", "-c", str(file), "--check"])
+    assert isinstance(wrong.exception, InvalidArgument), wrong.output
+    assert wrong.exception.message == "[pipelines.p]: --dsn-file is no connection string of PostgreSQL"
 
 
 def test_an_audit_and_links_are_the_same_on_both_ways(tmp_path: Path) -> None:

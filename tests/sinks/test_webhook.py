@@ -348,14 +348,16 @@ def test_what_cannot_be_used_is_said_before_anything_is_sent(tmp_path: Path) -> 
         with pytest.raises(InvalidArgument, match="--timeout"):
             WebhookSettings("https://x.example/", tmp_path, timeout_seconds=seconds)
     file = tmp_path / "file"
-    for text, option in (("short", "secret"), ("whsec_%%%", "secret"), ("no header", "headers"), (": x", "headers")):
+    headers = ("no header", ": x", "A b: x", "A: b\x01", "Content-Length: 3", "transfer-encoding: chunked")
+    for text, option in (("short", "secret"), ("whsec_%%%", "secret"), *((each, "headers") for each in headers)):
         file.write_text(text)
         with pytest.raises(InvalidArgument, match=f"--{option}"):
             Webhook(WebhookSettings("https://x.example/", tmp_path, **{option: file})).open()  # type: ignore[arg-type]
     with pytest.raises(StorageUnreadable, match="--secret"):
         Webhook(WebhookSettings("https://x.example/", tmp_path, tmp_path / "none")).open()
-    with pytest.raises(InvalidArgument, match="--trust"):
-        Webhook(WebhookSettings("https://x.example/", tmp_path, trust=file)).open()
+    for trust, why in ((file, "it holds no certificate"), (tmp_path / "none", "No such file"), (tmp_path, "Is a dir")):
+        with pytest.raises(InvalidArgument, match=f"--trust {trust} cannot be used: {why}"):
+            Webhook(WebhookSettings("https://x.example/", tmp_path, trust=trust)).open()
 
 
 def test_once_is_what_is_there_at_its_start(plant: Plant, aside: Path) -> None:

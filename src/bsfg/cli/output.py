@@ -73,9 +73,12 @@ def say(text: str) -> None:
 
 
 def print_failure(error: Mapping[str, Any], *, as_json: bool = False) -> None:
-    """Tell what went wrong, on stderr in two lines and, when JSON was asked for, on stdout as well."""
+    """Tell what went wrong, on stderr in two lines and, when JSON was asked for, in one on stdout as well.
+
+    There it is a document by itself, and one line more of a command that has written lines before it failed.
+    """
     if as_json:
-        print_json(dict(error))
+        sys.stdout.write(json_line(dict(error)).decode())
     text = Text.assemble((f"error[{error['code']}]:", "bold red"), f" {error['message']}")
     console(stderr=True).print(text, soft_wrap=True)
     if error.get("hint"):

@@ -12,6 +12,7 @@ import binascii
 import hashlib
 import hmac
 import os
+import re
 import ssl
 import time
 from collections.abc import Sequence
@@ -41,6 +42,10 @@ PASSING = frozenset({408, 425, 429})
 
 REFUSED_IN_A_ROW_MAX = 10
 """So many items may be refused one after the other; then it is the receiver that is wrong, and none of them."""
+
+HEADER_NAME, HEADER_VALUE = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII), re.compile(r"[\t -~]+")
+OF_THE_BODY = frozenset({"content-length", "transfer-encoding"})
+"""Headers that say how long a body is: with another length than ours a receiver would take a part of it for all."""
 
 RETRY_AFTER_SECONDS_MAX = 3_600.0
 TIMEOUT_SECONDS_MAX = 3_600
@@ -84,7 +89,8 @@ class WebhookSettings:
             return ssl.create_default_context(cafile=None if self.trust is None else os.fspath(self.trust))
         except OSError as error:
             hint = "Give a file of certificates in PEM form."
-            raise InvalidArgument(f"--trust {self.trust} cannot be used: {error}", hint=hint) from None
+            why = "it holds no certificate" if isinstance(error, ssl.SSLError) else error.strerror
+            raise InvalidArgument(f"--trust {self.trust} cannot be used: {why}", hint=hint) from None
 
     def signing_key(self) -> bytes | None:
         """Read the secret: as it stands, or what a text that begins with whsec_ stands for."""
@@ -110,7 +116,8 @@ class WebhookSettings:
         except UnicodeDecodeError:
             lines = [""]
         found = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-        if not all(found) or not all(found.values()):
+        is_right = all(HEADER_NAME.fullmatch(name) and HEADER_VALUE.fullmatch(found[name]) for name in found)
+        if not is_right or not OF_THE_BODY.isdisjoint(map(str.lower, found)):
             hint = "Write a line such as `Authorization: Bearer …`, in ASCII, for each header."
             raise InvalidArgument(f"--headers {self.headers} has a line that is no header", hint=hint)
         return found
@@ -120,7 +127,7 @@ def _read(path: Path, option: str) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise StorageUnreadable(f"{option} {path} cannot be read: {error.strerror}") from None
+        raise disk.unreadable(error, f"{option} {path}") from None
 
 
 def item_form(item: Item, batch: SinkBatch) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from bsfg.cli.common import flag, option
 from bsfg.cli.connection import Target, connects, told_once
 from bsfg.cli.output import examples
 from bsfg.cli.pipeline.running import SinkConsumer, SinkMaxFacts, SinkOnce, run_sink
-from bsfg.errors import BsfgError, InvalidArgument, StorageUnreadable
+from bsfg.errors import BsfgError, InvalidArgument
 
 if TYPE_CHECKING:
     from bsfg.sinks.flow import Sink
@@ -88,6 +88,7 @@ def sql_sink(
     from psycopg.conninfo import conninfo_to_dict
 
     from bsfg.config.kinds import SCHEMA_NAME, WrongValue
+    from bsfg.disk import unreadable
     from bsfg.sinks.flow import Sink
     from bsfg.sinks.sql import SqlSettings, SqlTarget
 
@@ -96,7 +97,7 @@ def sql_sink(
     try:
         text = dsn if dsn_file is None else dsn_file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise StorageUnreadable(f"--dsn-file {dsn_file} cannot be read: {error}") from None
+        raise unreadable(error, f"--dsn-file {dsn_file}") from None
     try:
         SCHEMA_NAME.read(schema)
         if {"password", "sslpassword"} & conninfo_to_dict(text or "").keys() and dsn is not None:
@@ -104,7 +105,8 @@ def sql_sink(
     except WrongValue as problem:
         raise InvalidArgument(f"--schema {problem}") from None
     except Error:
-        raise InvalidArgument("--dsn is no connection string of PostgreSQL") from None
+        option = "--dsn" if dsn_file is None else "--dsn-file"
+        raise InvalidArgument(f"{option} is no connection string of PostgreSQL") from None
     target = SqlTarget(SqlSettings(text or "", schema, latest))
     return Sink(node.endpoint(), consumer, target, max_facts_per_batch, tell=tell)
 
