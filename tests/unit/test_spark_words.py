@@ -9,7 +9,7 @@ import pytest
 
 from bsfg.errors import BsfgError, SparkFailed
 from bsfg.spark.errors import told_by_spark
-from bsfg.spark.land import tasks
+from bsfg.spark.land import staging
 from bsfg.spark.replicate.replay import live_failure
 from bsfg.spark.session import WORDS as SPOKEN
 
@@ -71,5 +71,5 @@ def test_tasks_of_a_landing_fail_in_our_words(log: Path) -> None:
             raise RuntimeError(WORDS)
 
     with pytest.raises(SparkFailed) as caught:
-        tasks._run(Broken(), 1, lambda number: {})  # type: ignore[arg-type]
+        staging._run(Broken(), 1, lambda number: {})  # type: ignore[arg-type]
     assert "org.apache" not in str(caught.value) and str(log) in caught.value.hint
