@@ -528,3 +528,51 @@ def test_a_segment_of_which_there_can_be_none_is_not_compared(monkeypatch: pytes
     monkeypatch.setattr(removed_ranges, "KEPT_FACTS_MAX", 7)
     verdict = audited(replace(plan, sender=sender))
     assert verdict.clean and "not_checked" in {each.state for each in verdict.checks if "let go" in each.name}
+
+
+@dataclass(frozen=True)
+class DepartingEnd(MemoryEnd):
+    """An end that lets go what stands before a place as soon as it was read once."""
+
+    gone: int = 0
+    reads: list[int] = field(default_factory=list)
+
+    def frames(self, first: int, end: int, log_id: str) -> Iterator[Frame]:
+        """Give what is there by now."""
+        rows = [*[GapReason.TRUNCATED] * self.gone, *self.rows[self.gone :]] if self.reads else self.rows
+        self.reads.append(first)
+        return MemoryEnd(rows, self.told).frames(first, end, log_id)
+
+
+@pytest.mark.parametrize(("gone", "lost", "missing"), [(3, None, []), (8, None, []), (12, None, []), (3, 6, [6])])
+def test_what_both_ends_let_go_while_it_is_looked_at_is_not_missing(
+    gone: int, lost: int | None, missing: list[int]
+) -> None:
+    """The sender let it go before, the receiver between two looks; what is lacking behind that is missing."""
+    rows = [Row(f"m{at}", at, digest=digest_of("s:1")) for at in range(20)]
+    there = [row for row in rows if row.offset != lost]
+    plan = World([GapReason.TRUNCATED] * 8 + rows[8:], there, [], 19).plan()
+    kept = [KeptRange(0, 7, "no digest", b"", b"")]
+    sender = BoastfulEnd(plan.sender.rows, Evidence("s", 8, 20, kept=kept))  # type: ignore[attr-defined]
+    receiver = DepartingEnd(there, plan.receiver.told, gone=gone)  # type: ignore[attr-defined]
+    verdict = audited(replace(plan, sender=sender, receiver=receiver))
+    assert [each.offset for each in verdict.findings if each.kind == FindingKind.MISSING] == missing
+    assert len(verdict.findings) == len(missing)
+    [check] = [each for each in verdict.checks if "let go" in each.name]
+    assert check.state == "not_checked" or missing
+
+
+@pytest.mark.parametrize("window", [{}, {"first": 10}, {"first": 10, "last": 70}, {"first": 60, "last": 90}])
+@pytest.mark.parametrize("gone", [20, 50, 64, 100])
+@pytest.mark.parametrize("lost", [None, 105])
+def test_what_a_receiver_lets_go_while_its_log_is_read_is_not_missing(
+    window: dict[str, Any], gone: int, lost: int | None
+) -> None:
+    """Also when what stood before it was read before; the rest is judged as ever."""
+    rows = [Row(f"m{at}", at, digest=digest_of("s:1")) for at in range(120)]
+    there = [row for row in rows if row.offset != lost]
+    plan = replace(World([*rows], there, [], 119).plan(), **window)
+    receiver = DepartingEnd(there, plan.receiver.told, gone=gone)  # type: ignore[attr-defined]
+    verdict = audited(replace(plan, receiver=receiver))
+    expected = [lost] if lost is not None and "last" not in window else []
+    assert [(each.kind, each.offset) for each in verdict.findings] == [(FindingKind.MISSING, at) for at in expected]

@@ -14,7 +14,7 @@ import numpy as np
 from bsfg.errors import FrameInvalid, InvalidArgument
 from bsfg.filters import EVERY_FACT, FactFilter
 from bsfg.journey.sums import NO_END, RANGE_FACTS, RECEIVER, SENDER, AuditScope, received
-from bsfg.ports import Buffer
+from bsfg.ports import Buffer, GapRecord
 from bsfg.spark.audit.ends import FolderEnd, NodeEnd
 from bsfg.spark.audit.judging import Excuses, Totals, for_absent, let_go_before, told_gaps, totals
 from bsfg.spark.audit.runner import Runner
@@ -67,8 +67,14 @@ class _Looking:
                 low = found[0] + 1
         return low
 
-    def first_from(self, place: int) -> tuple[int, int] | None:
-        """Give place and offset of the first entry of the link at a place or after it."""
+    def left(self) -> tuple[int, int | None]:
+        """Give before which place the log has let go what it had, 0 for none, and the lowest offset that is left."""
+        gaps = list[GapRecord]()
+        found = self.first_from(self.evidence.start, gaps)
+        return let_go_before(gaps), None if found is None else found[1]
+
+    def first_from(self, place: int, gaps: list[GapRecord] | None = None) -> tuple[int, int] | None:
+        """Give place and offset of the first entry of the link at a place or after it, and what is gone before it."""
         size = _LOOK_FACTS
         while place < self.evidence.end:
             stop = min(place + size, self.evidence.end)
@@ -77,6 +83,8 @@ class _Looking:
                     rows = received(frame.entries, self.scope)
                     if len(rows):
                         return int(rows.places[0]), int(rows.offsets[0])
+                elif frame.gap is not None and gaps is not None:
+                    gaps.append(frame.gap)
             place, size = stop, 2 * size
         return None
 
@@ -185,9 +193,13 @@ def open_case(plan: AuditedStream, runner: Runner) -> Case:
     title = f"{plan.stream}: reading both ends"
     results, repeated = runner.each_with_keys(title, steps, window.end - window.first)
     found = totals(part for parts in results for part in parts)
-    receiver = replace(receiver, start=max(receiver.start, let_go_before(found.gaps(RECEIVER))))
-    frontier = _must_have(sender, receiver, found, scope)
     lowest = min((each for each in (found.lowest, window.lowest) if each is not None), default=None)
+    if (scope.first, scope.end) != (0, NO_END) or let_go_before(found.gaps(RECEIVER)):
+        # What was lowest when it was read may have left with what came behind it.
+        gone, left = _Looking(plan.receiver, receiver, replace(scope, first=0, end=NO_END)).left()
+        if gone:
+            receiver, lowest = replace(receiver, start=max(receiver.start, gone)), left
+    frontier = _must_have(sender, receiver, found, scope)
     excuses = for_absent(scope, sender, receiver, frontier, lowest)
     sibling = None
     if plan.sibling is not None:

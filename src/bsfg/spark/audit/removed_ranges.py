@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -12,10 +12,11 @@ from bsfg.columns import is_in
 from bsfg.digest import KeptRange, RangeDigest
 from bsfg.frontier import joined
 from bsfg.journey.sums import NAMED_MAX, RECEIVER, SENDER, AuditScope, EntryHash, LinkRows, Named, named, received, sent
+from bsfg.ports import GapRecord
 from bsfg.retention import GapReason
 from bsfg.spark.audit.case import Case
 from bsfg.spark.audit.compare import Detail
-from bsfg.spark.audit.judging import NONE, Excuses, folded, of_gaps, returning
+from bsfg.spark.audit.judging import NONE, RECEIVER_TRUNCATED, Excuses, folded, let_go_before, of_gaps, returning
 from bsfg.spark.audit.runner import Runner
 from bsfg.spark.audit.scope import End
 from bsfg.spark.audit.verdict import Absence, AuditFinding, FindingKind, FoldedAbsence
@@ -67,7 +68,16 @@ class SenderKept:
 
     def __call__(self) -> KeptDetail:
         """Do it, in whichever process this is."""
-        kept, rows = self.kept, self._rows()
+        rows, let_go = self._rows()
+        if not let_go:
+            return self._judged(rows)
+        # The receiver has let go since the first pass some of what is being read, the first of it in order.
+        gone = int(rows.offsets[0]) - 1 if len(rows) else self.kept.last
+        excuse = Absence(RECEIVER_TRUNCATED, RECEIVER, self.kept.first, gone, detail="let go while it was read")
+        return replace(self, absent=Excuses([excuse, *self.absent.all]))._judged(rows)
+
+    def _judged(self, rows: LinkRows) -> KeptDetail:
+        kept = self.kept
         found, expected = KeptDetail(kept.first, kept.last), np.arange(kept.first, kept.last + 1)
         whole = np.array_equal(rows.offsets, expected)
         if whole and digest_of(rows) == kept.range_digest:
@@ -91,16 +101,19 @@ class SenderKept:
                 )
         return found
 
-    def _rows(self) -> LinkRows:
-        parts = []
+    def _rows(self) -> tuple[LinkRows, bool]:
+        """Give the receiver's entries of the range, and whether some of what was there has been let go since."""
+        parts, gaps = [], list[GapRecord]()
         for first, last in self.spans:
             for frame in self.receiver.frames(first, last + 1, self.log_id):
                 if frame.entries is not None:
                     rows = received(frame.entries, self.scope)
                     inside = (rows.offsets >= self.kept.first) & (rows.offsets <= self.kept.last)
                     parts.append(rows.take(np.flatnonzero(inside)))
+                elif frame.gap is not None:
+                    gaps.append(frame.gap)
         rows = LinkRows.concat(parts)
-        return rows.take(np.lexsort((rows.places, rows.offsets)))
+        return rows.take(np.lexsort((rows.places, rows.offsets))), let_go_before(gaps) > 0
 
     def _by_keys(self, rows: LinkRows, keys: pa.RecordBatch) -> Detail:
         """Find what the receiver lacks of the keys that were kept."""
