@@ -437,7 +437,10 @@ async def played(
                 verdict = await director.play()
             finally:
                 show.end()
-            print_json(verdict.to_dict()) if as_json else show_verdict(screen, verdict)
+            if as_json:
+                print_json(verdict.to_dict())
+            else:
+                show_verdict(screen, verdict)
             if keep:
                 # Go on until Ctrl-C, which is how this is meant to end.
                 show_keeping(screen, site)
