@@ -50,6 +50,9 @@ class SyncFailed(OSError):
 _SHORT = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.EINTR)
 """What the system says when it lacks something for a moment; the medium is as good as before."""
 
+_NO_PLACE = (errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
+"""What the system says of a path that leads nowhere; nothing is wrong with the medium either."""
+
 
 _IN_ITS_PLACE = (errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.ESPIPE)
 _DAMAGE = (errno.EIO, errno.EUCLEAN, errno.EBADMSG, errno.EREMOTEIO, *_IN_ITS_PLACE)
@@ -86,7 +89,8 @@ def translated(error: OSError, doing: str) -> BsfgError:
         if path and error.errno != errno.EROFS and _is_closed(Path(path)):
             return StorageUnreadable(f"{path} cannot be read: {why}", path=path)
         return StorageReadOnly(f"{doing}: {why}" if not path or path in doing else f"{doing}: {path}: {why}")
-    return StorageFailed(text, errno=error.errno)
+    hint = "Check the path: a folder on the way is none, or a name is too long." if error.errno in _NO_PLACE else None
+    return StorageFailed(text, errno=error.errno, hint=hint)
 
 
 def unreadable(error: OSError | UnicodeDecodeError, what: str) -> StorageUnreadable:

@@ -9,6 +9,7 @@ import orjson
 import pytest
 
 import bsfg.errors
+from bsfg.disk import translated
 from bsfg.errors import BsfgError, FactTooLarge, InvalidFact, RemoteError
 
 SOURCE = "\n".join(
@@ -94,3 +95,14 @@ def test_codes_are_written_as_literals() -> None:
         and isinstance(node.value, ast.Constant)
     ]
     assert sorted(codes) == sorted(cls.code for cls in ERRORS)
+
+
+def test_a_path_that_leads_nowhere_is_no_broken_disk(tmp_path: Path) -> None:
+    """Who gives a path below a file, or one with an endless name, is not sent to look at his disk."""
+    file = tmp_path / "file"
+    file.write_bytes(b"")
+    for path in (file / "below", tmp_path / ("x" * 300)):
+        with pytest.raises(OSError) as caught:
+            path.mkdir()
+        error = translated(caught.value, f"making {path}")
+        assert (error.code, "Check the path" in error.hint, "disk" in error.hint) == ("storage_failed", True, False)
