@@ -61,6 +61,31 @@ async def test_facts_are_shown_live_and_as_text(stages: Stages) -> None:
         assert page.errors == []  # type: ignore[attr-defined]
 
 
+MOVED = """() => { window.moved = 0; new MutationObserver((changes) => {
+  for (const change of changes) window.moved += change.addedNodes.length + change.removedNodes.length;
+}).observe(document.querySelector("#facts tbody"), { childList: true }); }"""
+
+
+async def test_rows_that_stay_are_not_touched(stages: Stages) -> None:
+    """A fact that comes is one row more, and one less when there are too many: a busy stream stops no browser."""
+    stage = await stages(reads=True)
+    store = await stage.node.parts.store("operational")
+    await store.append(sealed([fact(0, "pump:0", 0)]))
+    async with browsing() as browser:
+        page = await stage.signed_in(browser, "control-room")
+        await page.get_by_role("link", name="Facts").click()
+        rows = page.locator("#facts tbody tr")
+        await expect(rows).to_have_count(1)
+        await page.evaluate(MOVED)
+        for number in range(1, 6):
+            await store.append(
+                sealed([fact(number * 120 + each, f"pump:{number * 120 + each}", 0) for each in range(120)])
+            )
+            await expect(rows.first).to_contain_text(f"pump:{number * 120 + 119}")
+        await expect(rows).to_have_count(500)
+        assert await page.evaluate("window.moved") == 600 + 101
+
+
 async def test_who_may_not_read_is_told_what_it_takes(stages: Stages) -> None:
     """Somebody who only views is shown no fact, by the page or behind it."""
     stage = await stages()

@@ -5,12 +5,14 @@ import { count, moment, offset } from "./format.js";
 import { known } from "./store.js";
 
 const SHOWN_MAX = 500;
+const PAUSE_MS = 100;
 const FIELDS = ["subject", "predicate", "from_zone"];
 
 let source = null;
 let rows = [];
 let says = "";
 let drawing = 0;
+let pause = PAUSE_MS;
 let begun = false;
 let chosen = false;
 
@@ -87,9 +89,15 @@ function stop(text) {
   says = text;
 }
 
-/** Draw at most a few times a second, however many facts come. */
+/** Draw at most a few times a second, however many facts come, and never for more than a fourth of the time. */
 function soon() {
-  drawing ||= setTimeout(() => { drawing = 0; draw(); }, 100);
+  drawing ||= setTimeout(() => {
+    const from = performance.now();
+    drawing = 0;
+    draw();
+    // Most of the work is the browser's, before it shows the next frame.
+    requestAnimationFrame(() => setTimeout(() => { pause = Math.max(PAUSE_MS, 3 * (performance.now() - from)); }));
+  }, pause);
 }
 
 function draw() {
@@ -99,9 +107,17 @@ function draw() {
   if (!rows.length) return renew(byId("facts"), h("p", { class: "empty" }, isAsked ? "No fact fits." : "No fact is in this buffer."));
   // The rows are made once: only what is new enters the page.
   const place = byId("facts").querySelector("tbody");
-  if (place) place.replaceChildren(...rows);
+  if (place) bring(place);
   else renew(byId("facts"), table(h("thead", {}, h("tr", {}, ["Offset", "Stored", "Zone", "Subject", "Predicate", "Object"].map((name) =>
     h("th", { scope: "col", class: name === "Offset" && "number" }, name)))), h("tbody", {}, rows)));
+}
+
+/** Add what is new and take out what is too many; rows that stay are not touched. */
+function bring(place) {
+  const added = rows.indexOf(place.firstElementChild);
+  if (added < 0) return place.replaceChildren(...rows);
+  place.prepend(...rows.slice(0, added));
+  while (place.childElementCount > rows.length) place.lastElementChild.remove();
 }
 
 function factRow(fact) {
