@@ -5,7 +5,7 @@ import { count, moment, offset } from "./format.js";
 import { known } from "./store.js";
 
 const SHOWN_MAX = 500;
-const PAUSE_MS = 100;
+const [PAUSE_MS, PAUSE_MAX_MS] = [100, 1000];
 const FIELDS = ["subject", "predicate", "from_zone"];
 
 let source = null;
@@ -89,14 +89,14 @@ function stop(text) {
   says = text;
 }
 
-/** Draw at most a few times a second, however many facts come, and never for more than a fourth of the time. */
+/** Draw at most a few times a second, however many facts come, and more seldom where it takes long. */
 function soon() {
   drawing ||= setTimeout(() => {
     const from = performance.now();
     drawing = 0;
     draw();
     // Most of the work is the browser's, before it shows the next frame.
-    requestAnimationFrame(() => setTimeout(() => { pause = Math.max(PAUSE_MS, 3 * (performance.now() - from)); }));
+    requestAnimationFrame(() => setTimeout(() => { pause = Math.min(PAUSE_MAX_MS, Math.max(PAUSE_MS, 3 * (performance.now() - from))); }));
   }, pause);
 }
 
