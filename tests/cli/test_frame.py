@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
@@ -242,3 +243,11 @@ def test_commands_import_only_what_they_need() -> None:
         code = probe.format(args=args, names=names)
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_no_command_has_threads_for_linear_algebra() -> None:
+    """What a command and all that it starts load of numpy begins no thread, on a machine of several cores either."""
+    code = "import os; from bsfg.cli import main; main(['--help']); import numpy; print(os.listdir('/proc/self/task'))"
+    plain = {name: value for name, value in environment().items() if name != "OPENBLAS_NUM_THREADS"}
+    done = subprocess.run([sys.executable, "-c", code], env=plain, capture_output=True, text=True, check=True)
+    assert len(ast.literal_eval(done.stdout.splitlines()[-1])) == 1

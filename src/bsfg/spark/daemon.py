@@ -24,7 +24,7 @@ PRELOADED = ("pyspark.worker", "bsfg.spark.mapping", "bsfg.spark.replicate.shift
 
 def preload() -> None:
     """Load what nearly every task needs and what survives a fork."""
-    # Linear algebra that nobody uses here would start a thread per core in every worker.
+    # As the command line does; a session of the user's own has not been begun by it.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from bsfg.columns import leave_pandas_out
 
