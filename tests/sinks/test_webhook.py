@@ -31,6 +31,7 @@ from bsfg.sdk.consumer import Consumer
 from bsfg.sinks.flow import Sink, SinkBatch
 from bsfg.sinks.webhook import REFUSED_IN_A_ROW_MAX, Webhook, WebhookSettings, retry_after
 from bsfg.testing.facts import messages
+from bsfg.wire.posting import trusting
 
 WAIT_SECONDS = 60.0
 Answer = tuple[int, dict[str, str], bytes]
@@ -335,6 +336,29 @@ def test_the_receiver_must_be_who_it_says(plant: Plant, aside: Path) -> None:
         assert receiver.asked == []
         run(plant, WebhookSettings(receiver.url, aside, trust=trust))
     assert receiver.ids == ids(3)
+
+
+def test_authorities_are_read_again_when_they_are_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file with another authority counts for the next delivery; as long as nothing changes nothing is read."""
+    read: list[str | None] = []
+    make = ssl.create_default_context
+
+    def noted(cafile: str | None = None) -> ssl.SSLContext:
+        read.append(cafile)
+        return make(cafile=cafile)
+
+    monkeypatch.setattr(ssl, "create_default_context", noted)
+    trust, old, new = tmp_path / "ca.pem", trustme.CA(), trustme.CA()
+    old.cert_pem.write_to_path(trust)
+    first = trusting(trust)
+    assert (trusting(trust), read) == (first, [str(trust)])
+    new.cert_pem.write_to_path(tmp_path / "new.pem")
+    (tmp_path / "new.pem").replace(trust)
+    assert trusting(trust).get_ca_certs() != first.get_ca_certs()
+    system = trusting()
+    assert trusting() is system
+    assert read.count(str(trust)) == 2
+    assert read.count(None) <= 1  # another test may have read the system's
 
 
 def test_what_cannot_be_used_is_said_before_anything_is_sent(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import base64
 import binascii
 import hashlib
 import hmac
-import os
 import re
 import ssl
 import time
@@ -31,7 +30,7 @@ from bsfg.fact import Entry
 from bsfg.jsonform import entry_to_dict
 from bsfg.sdk.consuming import Item
 from bsfg.sinks.flow import SinkBatch, last_offset, place
-from bsfg.wire.posting import PostAnswer, Posting
+from bsfg.wire.posting import PostAnswer, Posting, trusting
 from bsfg.wording import one_line
 
 OF_THE_CONTENT = frozenset({400, 409, 413, 422})
@@ -83,10 +82,12 @@ class WebhookSettings:
             hint = "Write `Authorization: …` into a file, and name it with --headers."
             raise InvalidArgument("--url holds a name or a password, which everybody could read", hint=hint)
 
-    def context(self) -> ssl.SSLContext:
-        """Give what checks the receiver's certificate."""
+    def check_trust(self) -> None:
+        """Look whether the receiver's certificate can be checked, where it has one."""
+        if self.trust is None and self.url.lower().startswith("http:"):
+            return
         try:
-            return ssl.create_default_context(cafile=None if self.trust is None else os.fspath(self.trust))
+            trusting(self.trust)
         except OSError as error:
             hint = "Give a file of certificates in PEM form."
             why = "it holds no certificate" if isinstance(error, ssl.SSLError) else error.strerror
@@ -155,7 +156,7 @@ class Webhook:
 
     def open(self) -> None:
         """Look whether everything is there that a request needs; the receiver is not asked."""
-        self.settings.context()
+        self.settings.check_trust()
         self.settings.signing_key()
         self.settings.own_headers()
 
@@ -220,12 +221,12 @@ class Webhook:
         body = orjson.dumps({"stream": batch.stream, "log_id": batch.log_id, "items": forms})
         try:
             headers = {**settings.own_headers(), **signed_headers(body, settings.signing_key(), int(time.time()))}
-            posting = Posting(settings.timeout_seconds, settings.context())
+            settings.check_trust()
         except (InvalidArgument, StorageUnreadable) as error:
             # They were good when the sink began: somebody is putting new ones in their place.
             raise SinkAway(error.message, hint=error.hint) from None
         try:
-            answer = posting.post(settings.url, body, headers)
+            answer = Posting(settings.timeout_seconds, settings.trust).post(settings.url, body, headers)
         except ssl.SSLCertVerificationError as error:
             hint = "Check --url; name the authority of its certificate with --trust if it is one of your own."
             raise SinkRefused(f"{self._where} is not trusted: {error.verify_message}", hint=hint) from None

@@ -7,6 +7,7 @@ is cut off.
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
 import threading
@@ -14,7 +15,9 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from pathlib import Path
 from typing import Any
 from urllib.error import URLError
 
@@ -35,21 +38,46 @@ class PostAnswer:
         return 200 <= self.status < 300
 
 
-class Posting:
-    """One delivery over HTTP; certificates are checked by ``trust``, by the system's authorities when it is None."""
+def trusting(authorities: Path | None = None) -> ssl.SSLContext:
+    """Give what checks certificates by a file of authorities, or by the system's.
 
-    def __init__(self, timeout_seconds: float, trust: ssl.SSLContext | None = None) -> None:
-        self._timeout_seconds, self._trust = timeout_seconds, trust
+    To read the system's takes as long as a dozen deliveries, so it is read again when it is another file. Raises an
+    `OSError` when a file holds no certificate.
+    """
+    paths = ssl.get_default_verify_paths()
+    files = [paths.cafile, paths.capath] if authorities is None else [authorities]
+    return _trusting(authorities, *(_state_of(file) for file in files if file is not None))
+
+
+@lru_cache(maxsize=8)
+def _trusting(authorities: Path | None, *states: object) -> ssl.SSLContext:
+    del states  # another state of the files is another question
+    return ssl.create_default_context(cafile=None if authorities is None else os.fspath(authorities))
+
+
+def _state_of(file: str | Path) -> object:
+    found = os.stat(file)
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+class Posting:
+    """One delivery over HTTP; certificates are checked by the ``authorities`` of a file, or by the system's."""
+
+    def __init__(self, timeout_seconds: float, authorities: Path | None = None) -> None:
+        self._timeout_seconds, self._authorities = timeout_seconds, authorities
         self._connections: list[HTTPConnection] = []
         self._late = False
 
     def post(self, url: str, data: bytes, headers: Mapping[str, str] | None = None) -> PostAnswer:
         """Deliver JSON and give the answer, whatever it is; raises an `OSError` when there is none."""
         opener = urllib.request.OpenerDirector()
-        trust = self._trust or ssl.create_default_context()
-        # Plaintext is for this machine, and none of a proxy's business.
-        proxies = urllib.request.ProxyHandler({} if url.lower().startswith("http:") else None)
-        for handler in (proxies, _Http(self._opened), _Https(self._opened, trust)):
+        if url.lower().startswith("http:"):
+            # Plaintext is for this machine, and none of a proxy's business.
+            handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({}), _Http(self._opened)]
+        else:
+            trust = trusting(self._authorities)
+            handlers = [urllib.request.ProxyHandler(), _Http(self._opened), _Https(self._opened, trust)]
+        for handler in handlers:
             opener.add_handler(handler)
         sent = {"Content-Type": "application/json", **(headers or {}), "Connection": "close"}
         watch = threading.Timer(self._timeout_seconds, self._cut)
