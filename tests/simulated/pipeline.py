@@ -195,7 +195,7 @@ class Pipeline:
         )
         desk = RemoteReporter(task.reports, link.name, lease.token, lease.mode)
         stream = StreamTaskPlan(STREAM, consumer_name(machine.name, STREAM, link.buffer), capacity_bytes)
-        pull = TaskPull(plan, stream, peer, own, admin, lease.token, keep=task.positions.keep)
+        pull = TaskPull(plan, stream, peer, own, admin, lease.token, keep=task.positions.ask)
         handoff = Handoff(link, desk, [pull], note=lambda event, **fields: None, rng=self.rng)
         await handoff.start()
         try:

@@ -1,17 +1,16 @@
 """Frames of many links in one call: each lane in its order, none waiting for another, whatever becomes of the call."""
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from tests.wire.conftest import Sites
-from tests.wire.site import STREAM, Site, until
+from tests.wire.site import STREAM, Site
 from tests.wire.test_conversation import Opened
 from tests.wire.test_putting import LINK, LOG, frame
 
 from bsfg.batch import EntryBatch
-from bsfg.errors import NotReady, PermissionRefused, RemoteError, ZoneNotAllowed
+from bsfg.errors import NotReady, PermissionRefused, ZoneNotAllowed
 from bsfg.ports import Frame, GapRecord
 from bsfg.retention import GapReason
 from bsfg.spark.replicate import carrying
@@ -169,31 +168,3 @@ async def test_large_answers_go_by_a_call_of_their_own(sites: Sites, monkeypatch
     await (await courier.send(LOG, [], [relayed], at=404))
     assert [each.origin_zone for each in await (await site.parts.forward(STREAM)).gaps()] == ["idmz"]
     await courier.close()
-
-
-async def test_a_node_that_knows_no_lanes_gets_a_call_for_each_link(
-    sites: Sites, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first try fails as any call may, and the next one goes the way that the node knows."""
-    site, client = await opened(sites)
-    now = site.parts.clock.now_unix_ms()
-
-    async def bring(entries: EntryBatch) -> None:
-        assert len(entries)
-
-    failed = RemoteError("there is no such method", remote_code="unimplemented")
-    monkeypatch.setattr(streams, "_put", _raising(failed))
-    courier = Courier(client, LINK, STREAM, None, bring)
-    with pytest.raises(RemoteError):
-        await courier.carry(LOG, [facts(0, at_unix_ms=now)], now)
-    monkeypatch.undo()
-    await until(lambda: client.put_lane(LINK, STREAM, LOG) is None)
-    assert (await courier.carry(LOG, [facts(0, at_unix_ms=now)], now)).repeated == 2
-    await courier.close()
-
-
-def _raising(error: Exception) -> Callable[[Any], PutOutcome]:
-    def read(ack: Any) -> PutOutcome:
-        raise error
-
-    return read

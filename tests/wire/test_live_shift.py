@@ -27,7 +27,7 @@ from bsfg.spark.calls import NodeAccess
 from bsfg.spark.replicate import shift
 from bsfg.spark.replicate.carrying import Courier, CourierFlow
 from bsfg.spark.replicate.driver import LinkState
-from bsfg.spark.replicate.group import GroupCalls, RemoteReporter, ReportLine
+from bsfg.spark.replicate.group import RemoteReporter, ReportLine
 from bsfg.spark.replicate.plan import BundlePlan
 from bsfg.spark.replicate.shift import BundleShift
 from bsfg.testing.clock import FakeClock
@@ -125,18 +125,18 @@ async def test_a_lease_that_nobody_waits_for_any_more_is_given_back(sites: Sites
     task = task_of(admin, [SimpleNamespace(name=LINK)])
     waiting = asyncio.create_task(task.leases.leased(LINK))
     await asyncio.sleep(0)
-    acquire = task.leases._calls.acquire
+    take = task.leases._take
 
     async def too_late(links: Sequence[str], wait_seconds: float) -> Any:
-        found = await acquire(links, wait_seconds)
+        found = await take(links, wait_seconds)
         waiting.cancel()
         await asyncio.wait({waiting})
         return found
 
-    task.leases._calls.acquire = too_late  # type: ignore[method-assign]
+    task.leases._take = too_late  # type: ignore[method-assign]
     assert list(await task.leases._acquire([LINK], 1.0)) == []
     assert leases.holder(LINK) is None
-    task.leases._calls.acquire = acquire  # type: ignore[method-assign]
+    task.leases._take = take  # type: ignore[method-assign]
     again = asyncio.create_task(task.leases.leased(LINK))
     await asyncio.sleep(0)
     await task.leases._acquire([LINK], 1.0)
@@ -149,7 +149,7 @@ async def test_what_could_not_be_told_is_told_later(sites: Sites) -> None:
     site = await sites()
     site.act_as("pipeline")
     admin, board = site.admin_client(), site.parts.links
-    line = ReportLine(GroupCalls(admin, HOLDER, 1))
+    line = ReportLine(admin)
     desk = RemoteReporter(line, LINK, "mine", "normal")
     other = board.leases.acquire(LINK, "another", 60_000)
     desk.report(STREAM, PullProgress(inserted=2))

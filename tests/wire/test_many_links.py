@@ -15,7 +15,7 @@ import pytest
 from tests.wire.conftest import Sites
 from tests.wire.site import STREAM, Site, until
 
-from bsfg.errors import InvalidArgument, LeaseHeld, LeaseLost, PermissionRefused, RemoteError, UnknownLink
+from bsfg.errors import InvalidArgument, LeaseHeld, LeaseLost, PermissionRefused, UnknownLink
 from bsfg.gate import Event, Gate
 from bsfg.journey.link import PeerPosition
 from bsfg.node.state import NodeState
@@ -24,7 +24,6 @@ from bsfg.spark.replicate import group, shift
 from bsfg.spark.replicate.group import RemoteReporter
 from bsfg.spark.replicate.plan import BundlePlan
 from bsfg.spark.replicate.shift import BundleShift
-from bsfg.wire.adminclient import AdminClient
 from bsfg.wire.operations import LINKS_AT_ONCE_MAX
 from bsfg.wire.service import KeptLease, LeaseView, LinkReport, PeerMemo
 
@@ -418,23 +417,3 @@ async def test_what_fails_in_one_link_stops_no_other(sites: Sites, short: Callab
         await until(lambda: bundle.of("a").count(LINKS[1]) >= 3)
         assert bundle.moving.total() == len(LINKS) - 1
         assert all(bundle.of("a").count(link) == 1 for link in LINKS if link != LINKS[1])
-
-
-async def test_a_node_of_an_earlier_version_is_asked_link_by_link(
-    sites: Sites, short: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It knows no calls about many links: the same bundle moves, and is passed on, with the calls that it knows."""
-    short(0.3)
-    monkeypatch.setattr(group, "SINGLY_SECONDS", 0.05)
-    async with bundle_of(sites) as bundle:
-
-        async def unknown(*arguments: object, **options: object) -> Any:
-            raise RemoteError("there is no such method", remote_code="unimplemented")
-
-        for name in ("acquire_leases", "renew_leases", "report_links"):
-            monkeypatch.setattr(AdminClient, name, unknown)
-        bundle.begin("a")
-        await until(lambda: len(bundle.moved) == len(LINKS))
-        bundle.begin("b")
-        await bundle.ends("a")
-        await until(lambda: bundle.of("b") == LINKS)

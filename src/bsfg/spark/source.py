@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from bsfg.errors import BsfgError, FactsMissing, FrameInvalid, InvalidArgument
@@ -235,7 +235,7 @@ class FactsStreamReader(RangeReader, DataSourceStreamReader, SupportsTriggerAvai
             end = self._end(log_id, at)
         if end > at:
             self._idle.reset()
-        return _offset(log_id, at + _allowed(end - at, limit))
+        return _offset(log_id, at + _allowed(end - at, limit, evenly=self._target is not None))
 
     def _end(self, log_id: str, at: int) -> int:
         head = self.source.head()
@@ -469,10 +469,11 @@ async def _asked_consumer(source: BufferSource, consumer: str) -> tuple[str, int
     return head.log_id, head.start
 
 
-def _allowed(available: int, limit: ReadLimit) -> int:
-    if isinstance(limit, ReadAllAvailable):
+def _allowed(available: int, limit: ReadLimit, *, evenly: bool) -> int:
+    if not available or not isinstance(limit, ReadMaxRows):
         return available
-    return min(available, limit.max_rows) if isinstance(limit, ReadMaxRows) else available
+    # A small last part would cost as much as a full one.
+    return -(-available // -(-available // limit.max_rows)) if evenly else min(available, limit.max_rows)
 
 
 def _offset(log_id: str, offset: int) -> dict[str, Any]:
@@ -552,9 +553,8 @@ def _writing(given: Mapping[str, str], schema: StructType, use: str, overwrite: 
     if overwrite:
         raise InvalidArgument("facts are never overwritten", hint='Write with mode("append").')
     names = schema.fieldNames()
-    needed: Sequence[str] = REQUIRED
-    if options["mode"] == "put":
-        needed = FRAME_COLUMNS if "entries" in names else WHOLE
+    put_columns: Sequence[str] = FRAME_COLUMNS if "entries" in names else WHOLE
+    needed = put_columns if options["mode"] == "put" else REQUIRED
     missing = missing_columns(names, needed)
     if missing:
         raise InvalidArgument(f"the column {missing[0]} is missing", hint=f"Needed are {', '.join(needed)}.")

@@ -350,7 +350,6 @@ class Supervisor:
 
     def _tell(self, reports: Sequence[PipelineReport], *, last: bool = False) -> None:
         from bsfg.wire.adminclient import AdminClient
-        from bsfg.wire.streams import is_unimplemented
 
         admin = AdminClient(calls().connection(self._own))
 
@@ -365,5 +364,4 @@ class Supervisor:
         except TimeoutError:
             self.node_away = f"it has not answered for {ANSWER_SECONDS:g} s"
         except BsfgError as error:
-            # A node of an earlier version shows no pipelines; they work all the same.
-            self.node_away = "" if is_unimplemented(error) else f"{error.code}: {error.message}"
+            self.node_away = f"{error.code}: {error.message}"

@@ -303,10 +303,9 @@ class BoundaryClient:
         """Open a stream of frames that a link brought; the options are those of `PutStream`."""
         return PutStream(self.connection, link, stream, log_id, **options)
 
-    def put_lane(self, link: str, stream: str, log_id: str, *, lease: str | None = None) -> PutLane | None:
-        """Open a stream of small frames in the call that all links of this client share; None where it is not known."""
-        lanes = self._put_lanes
-        return lanes.lane(link, stream, log_id, lease=lease) if lanes.is_known else None
+    def put_lane(self, link: str, stream: str, log_id: str, *, lease: str | None = None) -> PutLane:
+        """Open a stream of small frames in the call that all links of this client share."""
+        return self._put_lanes.lane(link, stream, log_id, lease=lease)
 
     async def put_object(self, info: ObjectInfo, content: AsyncIterable[bytes]) -> ObjectInfo:
         """Upload an artifact; it is durable and can be named by facts when this returns.

@@ -365,23 +365,17 @@ class PutLanes:
         self._connection = connection
         self._frames: LaneFrames | None = None
         self._numbers = itertools.count(1)
-        self.is_known = True
 
     def lane(self, link: str, stream: str, log_id: str, *, lease: str | None) -> PutLane:
         """Begin a lane."""
         fixed = {"link": link, "stream": stream, "log_id": log_id, "lease": lease, "lane": next(self._numbers)}
-        return PutLane(self, self._open(), fixed)
+        return PutLane(self._open(), fixed)
 
     def _open(self) -> LaneFrames:
         if self._frames is None or not self._frames.is_open:
             # One that has grown old ends by itself when its node has waited for long; it may have answers to give.
             self._frames = LaneFrames(self._connection)
         return self._frames
-
-    def learn(self, error: BaseException) -> None:
-        """Take note of a node that does not know the call."""
-        if isinstance(error, RemoteError) and is_unimplemented(error):
-            self.is_known = False
 
     def hang_up(self) -> None:
         """End the call at once."""
@@ -393,8 +387,8 @@ class PutLanes:
 class PutLane:
     """The frames of one link's stream that follow each other; used as a `PutStream` is."""
 
-    def __init__(self, lanes: PutLanes, frames: LaneFrames, fixed: dict[str, Any]) -> None:
-        self._lanes, self._frames, self._fixed = lanes, frames, fixed
+    def __init__(self, frames: LaneFrames, fixed: dict[str, Any]) -> None:
+        self._frames, self._fixed = frames, fixed
         self._under_way: set[asyncio.Future[PutOutcome]] = set()
         self._is_ended = False
 
@@ -413,7 +407,7 @@ class PutLane:
             message = await _with_batch(message, "entries", frame.entries)
         outcome = await self._frames.send_in(self._fixed["lane"], frame.last, number, message)
         self._under_way.add(outcome)
-        outcome.add_done_callback(self._done)
+        outcome.add_done_callback(self._under_way.discard)
         return outcome
 
     async def close(self) -> None:
@@ -426,11 +420,6 @@ class PutLane:
         """Send no more; what is on its way is put or refused without anybody waiting for it."""
         self._is_ended = True
         self._frames.drop(self._fixed["lane"])
-
-    def _done(self, outcome: asyncio.Future[PutOutcome]) -> None:
-        self._under_way.discard(outcome)
-        if not outcome.cancelled() and (error := outcome.exception()) is not None:
-            self._lanes.learn(error)
 
 
 def _appended(ack: pb.AppendAck) -> Appended:

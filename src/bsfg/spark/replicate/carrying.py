@@ -153,10 +153,10 @@ class Courier:
             return self._open[2]
         # What was sent before is stored before: the two ways know nothing of each other's order.
         await self.close()
-        calls: PutStream | PutLane | None = None
+        calls: PutStream | PutLane
         if is_small:
             calls = self._client.put_lane(self._link, self._stream, log_id, lease=self._lease)
-        if calls is None:
+        else:
             calls = self._client.put_stream(
                 self._link, self._stream, log_id, lease=self._lease, window_frames=WINDOW_FRAMES
             )

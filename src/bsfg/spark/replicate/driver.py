@@ -315,15 +315,12 @@ class Replication:
 
     def _tell_tasks(self, plan: int) -> None:
         """Have the tasks that go by an older plan end their shifts soon, as soon as the node can be told."""
-        from bsfg.wire.streams import is_unimplemented
-
         admin = self._admin()
         try:
             calls().run(admin.acquire_leases([], self._holder, LEASE_TTL_MS, plan=plan))
             self._told_plan = plan
-        except BsfgError as error:
-            # A node of an earlier version cannot pass it on: the tasks learn of it when their shifts end by themselves.
-            self._told_plan = plan if is_unimplemented(error) else 0
+        except BsfgError:
+            self._told_plan = 0
 
     async def _take_all(self) -> list[str | None]:
         """Take the leases of all links from the live tasks, as far as they can be had."""
@@ -499,10 +496,11 @@ class Replication:
                 # What is left comes in its turn; what the stop interrupts is known by its keys.
                 if self._replays_wait and batches > before and time.monotonic() - began > REPLAY_SHARE_SECONDS:
                     return
-            self.replayed_facts += replay.facts
         finally:
             with suppress(Exception):
                 replay.query.stop()
+            with suppress(Exception):
+                self.replayed_facts += replay.facts
 
     def _report_backlog(self, plan: LinkTaskPlan, of: StreamTaskPlan, token: str) -> None:
         """Tell the board how far the replay is: what the sender has left is what it has not confirmed yet."""

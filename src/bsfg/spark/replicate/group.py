@@ -10,21 +10,20 @@ from __future__ import annotations
 import asyncio
 import time
 import traceback
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from bsfg.errors import BsfgError, LeaseHeld, LeaseLost, RemoteError, UnknownLink
+from bsfg.errors import BsfgError, LeaseHeld, LeaseLost, UnknownLink
 from bsfg.gate import Event, Gate, Mode
 from bsfg.journey.receive import PullProgress
 from bsfg.spark.replicate.plan import LEASE_TTL_MS
-from bsfg.together import Together
 
 if TYPE_CHECKING:
     from bsfg.spark.replicate.shift import BundleShift
     from bsfg.wire.adminclient import AdminClient
-    from bsfg.wire.service import KeptLease, LeasesView, LeaseView, LinkReport, PeerMemo
+    from bsfg.wire.service import LeasesView, LeaseView, LinkReport
 
 TELL_EVERY_SECONDS = 0.25
 CAME_SECONDS = 1.0
@@ -40,110 +39,11 @@ UNKNOWN_SECONDS = 2.0
 RIPE_SECONDS = 0.05
 """How soon at the soonest it is looked which links are to be passed on next."""
 
-SINGLY_SECONDS = 0.5
-"""How often a node of an earlier version, which knows no calls about many links, is asked after each of them."""
-
 LINKS_AT_ONCE = 500
 """How many links one call is about; a node takes more."""
 
 TURN, URGENT = 1, 2
 """What `LeaseView.wanted` means."""
-
-
-class GroupCalls:
-    """The calls about many links, one by one where the node is of an earlier version."""
-
-    def __init__(self, admin: AdminClient, holder: str, plan: int) -> None:
-        self._admin, self._holder, self._plan = admin, holder, plan
-        self._is_known = True
-
-    async def acquire(self, links: Sequence[str], wait_seconds: float) -> LeasesView:
-        """Take the leases of as many links as can be had, waiting until there is one."""
-        if self._is_known:
-            try:
-                return await self._admin.acquire_leases(
-                    links, self._holder, LEASE_TTL_MS, wait_seconds=wait_seconds, plan=self._plan
-                )
-            except RemoteError as error:
-                self._forget(error)
-        wait_seconds = min(wait_seconds, SINGLY_SECONDS)
-        asked = {
-            link: self._admin.acquire_lease(link, self._holder, LEASE_TTL_MS, wait_seconds=wait_seconds)
-            for link in links
-        }
-        found = await self._singly(asked)
-        if not found.leases:
-            await asyncio.sleep(wait_seconds)
-        return found
-
-    async def renew(self, kept: Sequence[KeptLease], wait_seconds: float) -> LeasesView:
-        """Keep leases, waiting for something new about one of them."""
-        if self._is_known:
-            try:
-                return await self._admin.renew_leases(
-                    kept, self._holder, LEASE_TTL_MS, wait_seconds=wait_seconds, plan=self._plan
-                )
-            except RemoteError as error:
-                self._forget(error)
-        await asyncio.sleep(min(wait_seconds, SINGLY_SECONDS))
-        return await self._singly(
-            {each.link: self._admin.renew_lease(each.link, each.token, LEASE_TTL_MS) for each in kept}
-        )
-
-    async def give_back(self, lease: LeaseView) -> None:
-        """Give a lease back, if the node is there to take it."""
-        with suppress(BsfgError):
-            await self._admin.release_lease(lease.link, lease.token)
-
-    async def report(self, reports: Sequence[LinkReport]) -> list[Gate | BsfgError]:
-        """Tell how links are doing; give each gate, or why the report was not taken."""
-        if self._is_known:
-            try:
-                return await self._admin.report_links(reports)
-            except RemoteError as error:
-                self._forget(error)
-        answers: list[Gate | BsfgError] = []
-        for report in reports:
-            try:
-                answers.append(await self._admin.report_link(report))
-            except BsfgError as error:
-                answers.append(error)
-        return answers
-
-    async def remember(self, memos: Sequence[PeerMemo]) -> Sequence[BsfgError | None]:
-        """Keep what is known of senders; give for each why it was not kept, None when it was."""
-        if self._is_known:
-            try:
-                return await self._admin.remember_peers(memos)
-            except RemoteError as error:
-                self._forget(error)
-        return [await self._remembered(memo) for memo in memos]
-
-    async def _remembered(self, memo: PeerMemo) -> BsfgError | None:
-        try:
-            await self._admin.remember_peer(memo)
-        except BsfgError as error:
-            return error
-        return None
-
-    async def _singly(self, asked: Mapping[str, Awaitable[LeaseView]]) -> LeasesView:
-        from bsfg.wire.service import LeasesView
-
-        answers = dict(zip(asked, await asyncio.gather(*asked.values(), return_exceptions=True), strict=True))
-        refused = {link: answer for link, answer in answers.items() if isinstance(answer, BsfgError)}
-        for answer in answers.values():
-            if isinstance(answer, BaseException) and not isinstance(answer, BsfgError):
-                raise answer
-        leases = {link: answer for link, answer in answers.items() if not isinstance(answer, BaseException)}
-        return LeasesView(leases, refused, self._plan)
-
-    def _forget(self, error: RemoteError) -> None:
-        """Go on with single calls, or raise an error that is not that of a node which does not know those of many."""
-        from bsfg.wire.streams import is_unimplemented
-
-        if not is_unimplemented(error):
-            raise error
-        self._is_known = False
 
 
 class Rounds:
@@ -207,8 +107,8 @@ class _Held:
 class LeaseGroup:
     """The leases of one task: those it waits for, and those it keeps."""
 
-    def __init__(self, calls: GroupCalls, terms: BundleShift) -> None:
-        self._calls, self._terms = calls, terms
+    def __init__(self, admin: AdminClient, holder: str, plan: int, terms: BundleShift) -> None:
+        self._admin, self._holder, self._plan, self._terms = admin, holder, plan, terms
         self._wanted: dict[str, asyncio.Future[LeaseView | None]] = {}
         self._held: dict[str, _Held] = {}
         self._acquiring, self._renewing = Rounds(self._acquire), Rounds(self._renew)
@@ -240,23 +140,30 @@ class LeaseGroup:
         """Wait until the shift of a task without links is over."""
         while not self._terms.is_over:
             try:
-                found = await self._calls.acquire([], ROUND_SECONDS)
+                found = await self._take([], ROUND_SECONDS)
             except BsfgError:
                 await asyncio.sleep(AWAY_SECONDS)
             else:
                 self._terms.heard_of(found.plan)
 
+    async def _take(self, links: Sequence[str], wait_seconds: float) -> LeasesView:
+        """Take the leases of as many links as can be had, waiting until there is one."""
+        return await self._admin.acquire_leases(
+            links, self._holder, LEASE_TTL_MS, wait_seconds=wait_seconds, plan=self._plan
+        )
+
     async def _acquire(self, links: Sequence[str], wait_seconds: float) -> Iterable[str]:
         links = [link for link in links if self._is_wanted(link)]
         if not links:
             return ()
-        found = await self._calls.acquire(links, wait_seconds)
+        found = await self._take(links, wait_seconds)
         self._terms.heard_of(found.plan)
         for link, lease in found.leases.items():
             future = self._wanted.get(link)
             if future is None or future.done():
                 # Who waited for it is gone; kept by nobody, it would stand still until it ran out.
-                await self._calls.give_back(lease)
+                with suppress(BsfgError):
+                    await self._admin.release_lease(lease.link, lease.token)
             else:
                 self._terms.took()
                 future.set_result(lease)
@@ -285,7 +192,10 @@ class LeaseGroup:
             KeptLease(link, self._held[link].lease.token, 0 if ripe_in[link] <= 0 else TURN, self._held[link].desk.mode)
             for link in links
         ]
-        found = await self._calls.renew(kept, min(wait_seconds, max(RIPE_SECONDS, soonest)))
+        wait_seconds = min(wait_seconds, max(RIPE_SECONDS, soonest))
+        found = await self._admin.renew_leases(
+            kept, self._holder, LEASE_TTL_MS, wait_seconds=wait_seconds, plan=self._plan
+        )
         self._terms.heard_of(found.plan)
         for link in links:
             self._judge(link, found)
@@ -343,8 +253,8 @@ class TurnTally:
 class ReportLine:
     """Tells the node what the desks of a task have gathered: every so often, and at once what is urgent."""
 
-    def __init__(self, calls: GroupCalls) -> None:
-        self._calls = calls
+    def __init__(self, admin: AdminClient) -> None:
+        self._admin = admin
         self._desks: dict[RemoteReporter, None] = {}
         self._telling = asyncio.Lock()
         self._something, self._urgent = asyncio.Event(), asyncio.Event()
@@ -392,7 +302,7 @@ class ReportLine:
                 part = told[first : first + LINKS_AT_ONCE]
                 answers: Sequence[Gate | BsfgError]
                 try:
-                    answers = await self._calls.report([each.report for _, each in part])
+                    answers = await self._admin.report_links([each.report for _, each in part])
                 except BsfgError as error:
                     answers = len(part) * [error]
                 errors += _heard(part, answers)
@@ -411,21 +321,6 @@ def _heard(told: Sequence[tuple[RemoteReporter, Untold]], answers: Sequence[Gate
             desk.untold(each, answer)
             errors.append(answer)
     return errors
-
-
-class PositionLine:
-    """Has the node keep what is known of the senders of a task's links, those that come meanwhile in one call."""
-
-    def __init__(self, calls: GroupCalls) -> None:
-        self._calls = calls
-        self._together = Together(self._keep_all, LINKS_AT_ONCE)
-
-    async def keep(self, memo: PeerMemo) -> None:
-        """Return when it is kept; raises why it is not."""
-        await self._together.ask(memo)
-
-    async def _keep_all(self, memos: Sequence[PeerMemo]) -> Sequence[BsfgError | None]:
-        return await self._calls.remember(memos)
 
 
 @dataclass(frozen=True, slots=True)

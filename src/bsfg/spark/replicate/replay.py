@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from bsfg.journey.link import Fetched
 
-BATCH_FACTS = 1_000_000
-"""A micro-batch costs up to a second of its own; a killed one begins anew."""
+BATCH_FACTS_MAX = 1_500_000
+"""A micro-batch costs up to a second of its own; a killed one begins anew. Two at least are half as large."""
 
 RETRY_SECONDS = 20.0
 
@@ -43,19 +43,22 @@ UNFIT = (
 
 @dataclass(slots=True)
 class Replay:
-    """One replay of one stream: what was there when it began."""
+    """One replay of one stream: what was there when Spark looked."""
 
     plan: LinkTaskPlan
     of: StreamTaskPlan
     lease: str
     start: int
-    end: int
     query: StreamingQuery
 
     @property
     def facts(self) -> int:
-        """How many facts it moves."""
-        return self.end - self.start
+        """How many facts it has moved."""
+        progress = self.query.lastProgress
+        if progress is None:
+            return 0
+        end = progress["sources"][0]["endOffset"]
+        return int((orjson.loads(end) if isinstance(end, str) else end)["offset"]) - self.start
 
     @property
     def batches(self) -> int:
@@ -78,7 +81,6 @@ def start_replay(
     if head.start >= head.end:
         return None
     shutil.rmtree(folder, ignore_errors=True)
-    facts = str(even_batch(head.end - head.start))
     name = own_format(spark, FactsSource, f"bsfg-replay-{plan.name}-{of.stream}")
     reading = (
         spark.readStream.format(name)
@@ -88,8 +90,8 @@ def start_replay(
         .option("rows", "frames")
         .option("gaps", "rows")
         .option("startingOffsets", str(head.start))
-        .option("maxFactsPerBatch", facts)
-        .option("partitionFacts", facts)
+        .option("maxFactsPerBatch", str(BATCH_FACTS_MAX))
+        .option("partitionFacts", str(BATCH_FACTS_MAX))
         .option("retrySeconds", str(RETRY_SECONDS))
     )
     if plan.link.carry_only:
@@ -115,13 +117,7 @@ def start_replay(
     if head.served_at_unix_ms is not None:
         # A sender's facts are as old as its own clock says, whatever the clocks of here say.
         writing = writing.option("senderAheadMs", str(head.served_at_unix_ms - SystemClock().now_unix_ms()))
-    return Replay(plan, of, lease, head.start, head.end, writing.start())
-
-
-def even_batch(facts: int) -> int:
-    """Give the size of micro-batches that cuts a backlog into even parts: a small last one would cost as much."""
-    parts = max(1, round(facts / BATCH_FACTS))
-    return max(1, -(-facts // parts))
+    return Replay(plan, of, lease, head.start, writing.start())
 
 
 async def asked(

@@ -26,15 +26,15 @@ from bsfg.spark.daemon import DAEMON_PID
 from bsfg.spark.replicate.carrying import CONFIRM_EVERY_SECONDS, TaskPull
 from bsfg.spark.replicate.group import (
     AWAY_SECONDS,
-    GroupCalls,
+    LINKS_AT_ONCE,
     LeaseGroup,
-    PositionLine,
     RemoteReporter,
     ReportLine,
     TurnTally,
 )
 from bsfg.spark.replicate.plan import BundlePlan, LinkTaskPlan
 from bsfg.throttle import Throttle
+from bsfg.together import Together
 
 if TYPE_CHECKING:
     from bsfg.wire.adminclient import AdminClient
@@ -117,8 +117,8 @@ class BundleShift:
     ) -> None:
         self.admin, self.gone = admin, gone
         self._bundle, self._move, self._prepare = bundle, move, prepare
-        group = GroupCalls(admin, bundle.holder, bundle.number)
-        self.leases, self.reports, self.positions = LeaseGroup(group, self), ReportLine(group), PositionLine(group)
+        self.leases, self.reports = LeaseGroup(admin, bundle.holder, bundle.number, self), ReportLine(admin)
+        self.positions = Together(admin.remember_peers, LINKS_AT_ONCE)
         self._began = time.monotonic()
         self._first_at = self._passed_at = float("inf")
         self._places = {plan.name: place for place, plan in enumerate(bundle.links)}
@@ -225,7 +225,7 @@ class LinkMover:
         throttle = Throttle(bandwidth, SystemClock().now_unix_ms, urgent) if bandwidth else None
         peer = BoundaryClient(calls().connection(plan.peer), throttle=throttle, packs=plan.link.compression)
         desk = RemoteReporter(shift.reports, plan.name, lease.token, lease.mode)
-        keep = shift.positions.keep
+        keep = shift.positions.ask
         pulls = [
             TaskPull(plan, each, peer, self._own, admin, lease.token, desk.came, pace, keep) for each in plan.streams
         ]
