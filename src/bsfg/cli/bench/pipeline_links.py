@@ -51,7 +51,7 @@ IDLE_SECONDS = 30.0
 MOVING_SECONDS_MAX = 600.0
 SETTLE_SECONDS = 5.0
 UPKEEP_SECONDS = 15.0
-"""How often a sender looks after its buffers and gates."""
+"""How often a sender looks after its buffers, gates and connections."""
 
 _PER_SENDER = 10**9
 
@@ -334,16 +334,17 @@ async def _serve(root: Path, zones: list[str]) -> None:
     from bsfg.node import upkeep
     from bsfg.node.logs import configure
     from bsfg.node.node import Node
+    from bsfg.wire import connections
 
     configure("warning")
-    # A hundred nodes that look after themselves every second would keep each other waiting, as none with a process of
-    # its own does.
-    upkeep.LOOK_SECONDS = UPKEEP_SECONDS
+    # A hundred nodes that look after themselves, and at the machine's table of connections, every second would keep
+    # each other waiting, as none with a machine of its own does.
+    upkeep.LOOK_SECONDS = connections.LOOK_SECONDS = connections.READ_SECONDS = UPKEEP_SECONDS
     async with AsyncExitStack() as stack:
         nodes = [await stack.enter_async_context(Node(load(root / zone / "zone.toml"))) for zone in zones]
         stores = [await node.parts.store(STREAM) for node in nodes]
         senders = [_Sender(number, *each) for number, each in enumerate(zip(zones, stores, strict=True))]
-        gc.freeze()  # as a node does when it has started
+        gc.disable()  # one collection would stop a hundred nodes, for as long as all of them together need
         _answer([node.grpc_port for node in nodes])
         while line := await asyncio.to_thread(sys.stdin.buffer.readline):
             _answer(await _append(senders, *orjson.loads(line)))
