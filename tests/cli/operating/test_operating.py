@@ -84,7 +84,7 @@ def calm(zone: Zone) -> None:
     deadline = time.monotonic() + SETTLE_SECONDS
     while [each.alert for each in findings(asyncio.run(status()))] != ["quarantine"]:
         assert time.monotonic() < deadline, findings(asyncio.run(status()))
-        time.sleep(0.1)
+        time.sleep(0.5)
 
 
 @pytest.fixture
