@@ -50,7 +50,7 @@ def senders(tmp_path: Path) -> Iterator[Senders]:
     certificates(tmp_path / "certs", [HUB, *zones], ("producer",))
     running = Senders(tmp_path, zones)
     yield running
-    running.stop()
+    running.close()
 
 
 def test_senders_are_nodes_that_append_when_told(senders: Senders) -> None:

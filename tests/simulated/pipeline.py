@@ -40,7 +40,7 @@ ME = caller("pipeline")
 
 def check_alone(node: SimulatedNode, link: str, what: str) -> None:
     """A task may do nothing that needs the lease while the node's own engine holds it."""
-    expect(not node.handoffs[link].holds_lease, f"{what} of {link} although the node's own engine holds its lease")
+    expect(not node.handoffs[link]._desk.may_move(), f"{what} of {link} although the node's own engine holds its lease")
 
 
 @dataclass
@@ -97,7 +97,7 @@ class SimulatedAdmin:
         """Put a frame; a connection brings it once."""
 
         async def put(node: SimulatedNode) -> PutOutcome:
-            alone = not node.handoffs[call.link].holds_lease
+            alone = not node.handoffs[call.link]._desk.may_move()
             outcome = await node.service.put(ME, call)
             expect(alone, f"a task put facts of {call.link} although the node's own engine holds its lease")
             return outcome

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -17,6 +18,7 @@ from bsfg.wire import limits
 from bsfg.wire.client import BoundaryClient
 from bsfg.wire.connection import CALLS_IN_VAIN, Connection
 from bsfg.wire.limits import Awaited, WireLimits
+from bsfg.wire.streams import PAUSE_SECONDS
 
 PRODUCERS, FRAMES = 60, 12
 
@@ -52,7 +54,7 @@ async def test_more_streams_than_there_is_room_for(sites: Sites, monkeypatch: py
 
 
 async def test_a_node_that_takes_nothing_is_given_up(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A node that ends call after call in peace is unreachable: nobody tries for ever."""
+    """A node that ends call after call in peace is unreachable: nobody tries for ever, nor without a pause."""
 
     def no_room(awaited: Awaited, owner: str, key: object, give_up: Callable[[], None]) -> bool:
         asyncio.get_running_loop().call_soon(give_up)
@@ -63,9 +65,11 @@ async def test_a_node_that_takes_nothing_is_given_up(sites: Sites, monkeypatch: 
     client = site.client()
     opened = Opened(client)
     stream = client.append_stream(STREAM)
+    begun = time.monotonic()
     with pytest.raises(PeerUnreachable, match="ended the stream"):
         await stream.append(frame(0, 0))
     assert len(opened) == 1 + CALLS_IN_VAIN
+    assert time.monotonic() - begun > sum(PAUSE_SECONDS * 2**number / 2 for number in range(1, CALLS_IN_VAIN - 1))
     assert not stream.is_open
     await stream.close()
 

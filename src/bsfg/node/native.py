@@ -143,11 +143,6 @@ class NativeHandoff:
         self._handoff = Handoff(link, self._desk, pulls, note=note, way=way, rng=rng)
         self._leasing: asyncio.Task[None] | None = None
 
-    @property
-    def holds_lease(self) -> bool:
-        """Whether this engine, and no pipeline, moves the link now."""
-        return self._desk.may_move()
-
     async def start(self) -> None:
         """Begin to pull."""
         self._leasing = asyncio.create_task(self._keep_lease())

@@ -19,6 +19,7 @@ from bsfg.errors import BsfgError, FrameInvalid, NotReady, PeerUnreachable, Remo
 from bsfg.fact import SHA256_NAME
 from bsfg.offload import by_size
 from bsfg.ports import Frame, Gap, GapRecord, GapSet, Receipt
+from bsfg.retry import Backoff
 from bsfg.wire import boundary_pb2 as pb
 from bsfg.wire.connection import CALLS_IN_VAIN, Connection, unreadable
 from bsfg.wire.convert import gap_message, gap_set_message, refusal_of
@@ -30,6 +31,9 @@ Ack = TypeVar("Ack")
 
 STREAM_SECONDS = 300.0
 """How long a caller sends over one call: nodes end their connections after a while, and would cut one that lasts."""
+
+PAUSE_SECONDS, PAUSE_SECONDS_MAX = 0.01, 1.0
+"""How long a caller waits between two calls in a row that took nothing, at first and at the most."""
 
 
 class FrameStream(Generic[Ack]):
@@ -58,7 +62,7 @@ class FrameStream(Generic[Ack]):
         self._waiting: dict[int, tuple[asyncio.Future[Ack], Any]] = {}
         self._numbers = itertools.count()
         self._failure: BsfgError | None = None
-        self._in_vain = 0
+        self._in_vain = Backoff(PAUSE_SECONDS, PAUSE_SECONDS_MAX)
         self._is_closing = False
         self._resending: asyncio.Task[None] | None = None
         self._call = connection.stream(method)
@@ -112,7 +116,7 @@ class FrameStream(Generic[Ack]):
 
     def abandon(self) -> None:
         """End the call at once; frames without an ack fail."""
-        self._in_vain = CALLS_IN_VAIN
+        self._in_vain.failures = CALLS_IN_VAIN + 1
         self._call.cancel()
         if self._reader.done():
             self._fail(self._failure or self._closed())
@@ -163,8 +167,11 @@ class FrameStream(Generic[Ack]):
         if not self._waiting:
             self._writing.release()
             return False
-        self._in_vain += 1
-        if self._in_vain > CALLS_IN_VAIN:
+        pause_seconds = self._in_vain.next_seconds()
+        if 1 < self._in_vain.failures <= CALLS_IN_VAIN:
+            # Where many lose their calls to each other at once, those who come back later find room.
+            await asyncio.sleep(pause_seconds)
+        if self._in_vain.failures > CALLS_IN_VAIN:
             self._writing.release()
             raise PeerUnreachable(f"{self._connection.address} ended the stream")
         self._call = self._connection.stream(self._method)
@@ -195,7 +202,7 @@ class FrameStream(Generic[Ack]):
         if number not in self._waiting or (self._in_order and number != next(iter(self._waiting))):
             raise FrameInvalid(f"{self._connection.address} acknowledged a frame that was not sent")
         future, _ = self._waiting.pop(number)
-        self._in_vain = 0
+        self._in_vain.reset()
         if future.done():
             return
         try:

@@ -1,7 +1,7 @@
 """A producer of the benchmark, as a process of its own: it prepares, says that it is ready, and goes when it is told.
 
-Started as a module with a `BenchJob` as JSON; the answer is one line of JSON. Times are of the monotonic clock, which
-all processes of a machine share.
+Started as a module with a `BenchJob` as JSON; what it measured is one line of JSON. Times are of the monotonic clock,
+which all processes of a machine share.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import asyncio
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -70,63 +71,59 @@ class BenchJob:
         return Endpoint(self.address, *files, self.server_name)
 
 
-class Client:
-    """The caller's side of one producer process."""
+class BenchProcess:
+    """A process of a benchmark, told by lines of JSON what to do; it answers with such lines."""
 
-    def __init__(self, job: BenchJob) -> None:
+    def __init__(self, module: str, *args: str) -> None:
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as the process
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "bsfg.cli.bench.node_client", orjson.dumps(asdict(job)).decode()],
+            [sys.executable, "-m", module, *args],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self._errors,
             start_new_session=True,
         )
 
-    def wait_ready(self) -> None:
-        """Wait until everything is prepared."""
-        self._line()
-
-    def go(self) -> None:
-        """Start the clock."""
+    def tell(self, words: Any) -> None:
+        """Tell it what to do."""
         assert self._process.stdin is not None
-        self._process.stdin.write(b"go\n")
+        self._process.stdin.write(orjson.dumps(words) + b"\n")
         self._process.stdin.flush()
 
-    def result(self) -> dict[str, Any]:
-        """Wait for the end of the work and give what was measured."""
-        found: dict[str, Any] = orjson.loads(self._line())
-        if "error" in found:
-            raise BsfgError.from_dict(found["error"])
-        return found
+    def answer(self) -> Any:
+        """Wait for its next answer."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            self._process.wait()
+            self._errors.seek(0)
+            last = self._errors.read()[-1000:].decode(errors="replace")
+            raise PeerUnreachable("a process of the benchmark ended by itself", hint=f"Its last words: {last}")
+        return orjson.loads(line)
 
     def close(self) -> None:
         """End the process, whatever it does."""
         self._process.kill()
         self._process.communicate()
-
-    def _line(self) -> bytes:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            last = self._process.communicate()[1].decode(errors="replace")[-1000:]
-            raise PeerUnreachable("a producer of the benchmark ended by itself", hint=f"Its last words: {last}")
-        return line
+        self._errors.close()
 
 
 def measured(jobs: Sequence[BenchJob]) -> list[dict[str, Any]]:
     """Run jobs at the same time and give what each measured."""
-    clients: list[Client] = []
-    try:
+    with ExitStack() as ending:
+        clients: list[BenchProcess] = []
         for job in jobs:
-            clients.append(Client(job))
+            clients.append(BenchProcess("bsfg.cli.bench.node_client", orjson.dumps(asdict(job)).decode()))
+            ending.callback(clients[-1].close)
         for client in clients:
-            client.wait_ready()
+            client.answer()
         for client in clients:
-            client.go()
-        return [client.result() for client in clients]
-    finally:
-        for client in clients:
-            client.close()
+            client.tell("go")
+        found = [client.answer() for client in clients]
+    for each in found:
+        if "error" in each:
+            raise BsfgError.from_dict(each["error"])
+    return found
 
 
 # What happens in the process.
@@ -134,7 +131,7 @@ def measured(jobs: Sequence[BenchJob]) -> list[dict[str, Any]]:
 
 def _ready() -> tuple[float, float]:
     """Tell that everything is prepared, wait for the word, and give the time and the processor time by then."""
-    print("ready", flush=True)
+    print("true", flush=True)
     if not sys.stdin.readline():
         sys.exit(1)
     return time.monotonic(), time.process_time()

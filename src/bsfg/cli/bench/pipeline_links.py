@@ -27,6 +27,7 @@ import orjson
 import pyarrow as pa
 
 from bsfg.batch import FactBatch
+from bsfg.cli.bench.node_client import BenchProcess
 from bsfg.cli.bench.node_measure import STREAM, BenchZone, BufferWatch, about_process, cpu_seconds
 from bsfg.cli.bench.store import Aim, percentile, steps
 from bsfg.cli.bench.workload import batch_of
@@ -81,39 +82,21 @@ address = "127.0.0.1:{port}"
 PHASES = 6
 
 
-class Senders:
+class Senders(BenchProcess):
     """The process with the nodes of all senders."""
 
     def __init__(self, root: Path, zones: list[str]) -> None:
         for zone in zones:
             (root / zone).mkdir()
             BenchZone(zone, root / zone).write(f"{_MEMORY}{_STREAM}{_PEER.format(zone=HUB)}[serve.{HUB}]\n")
-        command = [sys.executable, "-m", "bsfg.cli.bench.pipeline_links", str(root), *zones]
-        with (root / "senders.log").open("wb") as log:
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
-        self._log = root / "senders.log"
-        self.ports: list[int] = self._answer()
+        super().__init__("bsfg.cli.bench.pipeline_links", str(root), *zones)
+        self.ports: list[int] = self.answer()
 
     def append(self, rate: float, facts: int) -> list[list[float]]:
         """Append so many facts at a steady rate, sender after sender; give when each was durable, by sender."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(orjson.dumps([rate, facts]) + b"\n")
-        self._process.stdin.flush()
-        times: list[list[float]] = self._answer()
+        self.tell([rate, facts])
+        times: list[list[float]] = self.answer()
         return times
-
-    def stop(self) -> None:
-        """End the process."""
-        self._process.kill()
-        self._process.communicate()
-
-    def _answer(self) -> Any:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            hint = f"The end of its log: {self._log.read_text(encoding='utf-8', errors='replace')[-1000:]}"
-            raise PeerUnreachable("the process of the senders ended by itself", hint=hint)
-        return orjson.loads(line)
 
 
 class Hub:
@@ -203,7 +186,7 @@ def measure(place: Path, links: int, seconds: float) -> dict[str, Any]:
         root = ending.enter_context(_in_memory(place))
         certificates(root / "certs", [HUB, *zones], ("producer", "pipeline"))
         senders = Senders(root, zones)
-        ending.callback(senders.stop)
+        ending.callback(senders.close)
         hub = _hub(place, root, zones, senders.ports)
         ending.callback(hub.zone.stop)
         ending.callback(hub.stop)
