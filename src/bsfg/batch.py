@@ -38,6 +38,7 @@ BY_HAND_FACTS = 32
 
 SMALL_BATCH_BYTES = 65_536
 _VALUES_AT_ONCE = 512
+_LATEST_ROWS = 16_384
 _ARTIFACT, _ARTIFACT_DIGEST = AT["artifact"], AT["artifact_digest"]
 _OLDEST_MS = 1 << 60
 _UNKNOWN = -(1 << 63)
@@ -446,3 +447,41 @@ def _fitted(record_batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         return record_batch.select(schema.names).cast(schema)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
         raise InvalidFact(f"the batch does not fit the schema of facts: {error}", rule=str(schema)) from None
+
+
+# The last known state.
+
+
+def newest(entries: EntryBatch, most: int | None = None) -> EntryBatch:
+    """Give the last row of each subject and predicate, in the order of the rows; of more than ``most`` the latest."""
+    if len(entries) < 2:
+        return entries
+    columns = {name: entries.column(name) for name in ("subject", "predicate")}
+    rows = pa.table({**columns, "row": pa.array(np.arange(len(entries)))})
+    last = rows.group_by(["subject", "predicate"], use_threads=False).aggregate([("row", "max")])
+    chosen = np.sort(last.column("row_max").to_numpy())
+    if most is not None and len(chosen) > most:
+        chosen = chosen[-most:]
+    return entries if len(chosen) == len(entries) else entries.take(chosen)
+
+
+class LatestEntries:
+    """Collects entries in the order of their offsets and keeps the newest of each subject and predicate."""
+
+    def __init__(self, known: EntryBatch, most: int) -> None:
+        self._most = most
+        self._parts, self._rows = [known], 0
+
+    def add(self, entries: EntryBatch) -> None:
+        """Take in the entries that follow."""
+        self._parts.append(entries)
+        self._rows += len(entries)
+        if self._rows > _LATEST_ROWS:
+            self._parts, self._rows = [self._newest()], 0
+
+    def result(self) -> EntryBatch:
+        """Give what is left, in the order of offsets."""
+        return self._newest()
+
+    def _newest(self) -> EntryBatch:
+        return newest(EntryBatch.concat([part for part in self._parts if len(part)]), self._most)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.differential import campaign
 
 from bsfg.wire import boundary_pb2 as pb
-from bsfg.wire.frames import _varint
+from bsfg.wire import frames
 from bsfg.wire.messages import LARGE_BYTES, Large, LargeResponse, reader_of
 
 BATCHES = [b"x" * (LARGE_BYTES + 1), bytes(LARGE_BYTES + 7), b"\x0a\x02\x10\x01" * (LARGE_BYTES // 4 + 1)]
@@ -20,7 +20,7 @@ GAP = pb.GapRecord(first=1, last=2, reason="expired", detail="é")
 
 def varint(random: Random, number: int) -> bytes:
     """Write a number, now and then with more bytes than it needs."""
-    data = bytearray(_varint(number))
+    data = bytearray(frames.varint(number))
     if random.random() < 0.1:
         for _ in range(random.choice((1, 2, 4, 9))):
             data[-1] |= 0x80

@@ -3,24 +3,28 @@
 import asyncio
 from typing import Any
 
+import grpc
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.wire.conftest import Sites
 from tests.wire.site import STREAM, Site
 from tests.wire.test_conversation import Opened
 from tests.wire.test_putting import LINK, LOG, frame
 
 from bsfg.batch import EntryBatch
-from bsfg.errors import NotReady, PermissionRefused, ZoneNotAllowed
+from bsfg.errors import NotReady, PeerUnreachable, PermissionRefused, ZoneNotAllowed
 from bsfg.ports import Frame, GapRecord
 from bsfg.retention import GapReason
 from bsfg.spark.replicate import carrying
 from bsfg.spark.replicate.carrying import Courier
 from bsfg.testing.facts import messages
-from bsfg.wire import limits, streams
+from bsfg.wire import boundary_pb2 as pb
+from bsfg.wire import lanes, limits, streams
 from bsfg.wire.client import BoundaryClient
+from bsfg.wire.lanes import LaneFrames, PutLane, with_more
 from bsfg.wire.limits import WireLimits
 from bsfg.wire.service import PutCall, PutOutcome
-from bsfg.wire.streams import PutLane
 
 LANES, FRAMES = 40, 10
 
@@ -44,8 +48,8 @@ def facts(first: int, count: int = 2, *, at_unix_ms: int, zone: str = "enterpris
     return frame(messages(count, first=first, from_zone=zone), first, at_unix_ms)
 
 
-async def test_lanes_share_a_call_and_keep_their_own_order(sites: Sites) -> None:
-    """Of many lanes side by side every fact is put once, those of a lane in their order, all in one call."""
+async def test_lanes_share_a_call_and_keep_their_own_order(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many lanes every fact is put once, those of a lane in their order, all in one call and in few messages."""
     site, client = await opened(sites)
     calls, now = Opened(client), site.parts.clock.now_unix_ms()
 
@@ -54,7 +58,18 @@ async def test_lanes_share_a_call_and_keep_their_own_order(sites: Sites) -> None
         sent = [await mine.send(facts(1_000 * number + 2 * at, at_unix_ms=now)) for at in range(FRAMES)]
         return [(await each).through for each in sent]
 
+    answered: list[int] = []
+    frames, taken = lane(client)._frames, LaneFrames._take
+
+    def take(self: LaneFrames, ack: pb.PutAck) -> None:
+        answered.append(1 + len(ack.more))
+        taken(self, ack)
+
+    monkeypatch.setattr(LaneFrames, "_take", take)
     through = await asyncio.gather(*(carry(number) for number in range(LANES)))
+    assert sum(answered) == LANES * FRAMES
+    assert len(answered) < LANES * FRAMES / 4, "frames and their answers hardly share messages"
+    assert not frames._waiting and not frames._unsent and not frames._lanes
     assert through == [[1_000 * number + 2 * at + 1 for at in range(FRAMES)] for number in range(LANES)]
     entries = [
         frame.entries async for frame in (await site.parts.forward(STREAM)).replay(0) if frame.entries is not None
@@ -65,6 +80,86 @@ async def test_lanes_share_a_call_and_keep_their_own_order(sites: Sites) -> None
         mine = [offset for offset in offsets if offset // 1_000 == number]
         assert mine == sorted(mine)
     assert len(calls) == 1
+
+
+async def test_who_sends_frame_by_frame_is_answered_so(sites: Sites, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipeline of an earlier version knows no answers in which there are more."""
+    monkeypatch.setattr(lanes, "MORE_FRAMES", 1)
+    site, client = await opened(sites)
+    now, mine = site.parts.clock.now_unix_ms(), [lane(client) for _ in range(LANES)]
+    taken = LaneFrames._take
+
+    def take(self: LaneFrames, ack: pb.PutAck) -> None:
+        assert not ack.more
+        taken(self, ack)
+
+    monkeypatch.setattr(LaneFrames, "_take", take)
+    sent = [await each.send(facts(2 * at, at_unix_ms=now)) for at, each in enumerate(mine)]
+    assert [(await each).inserted for each in sent] == [2] * LANES
+
+
+async def test_frames_that_were_not_sent_yet_fail_with_the_call(sites: Sites) -> None:
+    """Nobody waits for ever for what never left: hung up in the same moment, every frame fails."""
+    site, client = await opened(sites)
+    now = site.parts.clock.now_unix_ms()
+    sent = [await lane(client).send(facts(2 * at, at_unix_ms=now)) for at in range(LANES)]
+    client.hang_up()
+    found = await asyncio.wait_for(asyncio.gather(*sent, return_exceptions=True), 10)
+    assert {type(each) for each in found} == {PeerUnreachable}
+
+
+async def test_a_lane_that_is_dropped_before_it_was_sent_leaves_nothing(sites: Sites) -> None:
+    """What is given up in the same moment is not sent, and the others are."""
+    site, client = await opened(sites)
+    now, given_up, other = site.parts.clock.now_unix_ms(), lane(client), lane(client)
+    dropped = await given_up.send(facts(0, at_unix_ms=now))
+    sent = await other.send(facts(2, at_unix_ms=now))
+    given_up.abandon()
+    with pytest.raises(NotReady):
+        await dropped
+    assert (await sent).inserted == 2
+    assert not other._frames._lanes and not other._frames._dropped
+    assert (await (await site.parts.forward(STREAM)).stats()).end == 2
+
+
+@pytest.mark.parametrize("inner", [pb.PutFrame(more=[pb.PutFrame()]), pb.PutFrame(gaps=[pb.GapRecord()] * 10_001)])
+async def test_frames_in_a_message_are_held_to_the_same_terms(sites: Sites, inner: pb.PutFrame) -> None:
+    """They have no others inside them, and no more gap records than a frame of its own may have."""
+    _, client = await opened(sites)
+    call = client.connection.stream("PutLanes")
+    await call.write(pb.PutFrame(link=LINK, stream=STREAM, log_id=LOG, more=[inner]))
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await call.read()
+    assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_a_call_of_one_link_takes_no_frames_inside_others(sites: Sites) -> None:
+    """There they would be passed over without a word."""
+    _, client = await opened(sites)
+    call = client.connection.stream("PutFacts")
+    await call.write(pb.PutFrame(link=LINK, stream=STREAM, log_id=LOG, more=[pb.PutFrame()]))
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await call.read()
+    assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
+
+
+whole_frames = st.builds(
+    pb.PutFrame,
+    link=st.text(max_size=8),
+    sequence=st.integers(0, 1 << 63),
+    first=st.integers(-(1 << 62), 1 << 62),
+    entries=st.binary(max_size=300),
+    lane=st.integers(0, 1 << 63),
+)
+
+
+@given(st.lists(whole_frames, min_size=1, max_size=40), st.data())
+def test_frames_in_a_message_are_what_protobuf_reads(frames: list[pb.PutFrame], data: st.DataObject) -> None:
+    """The message that is put together by hand is the one that protobuf would have made."""
+    parts: list[Any] = [each.SerializeToString() if data.draw(st.booleans()) else each for each in frames]
+    whole = pb.PutFrame.FromString(frames[0].SerializeToString())
+    whole.more.extend(frames[1:])
+    assert pb.PutFrame.FromString(with_more(parts)) == whole
 
 
 async def test_what_is_wrong_with_a_lane_touches_no_other(sites: Sites) -> None:

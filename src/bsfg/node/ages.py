@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from bsfg.batch import EntryBatch
-from bsfg.latest import newest
+from bsfg.batch import EntryBatch, newest
 from bsfg.ports import Buffer, BufferStats, ConsumerState, ForwardBuffer, Replayable
 from bsfg.retention import Policy
 

@@ -34,7 +34,6 @@ from bsfg.wire.convert import (
 )
 from bsfg.wire.frames import (
     CHUNK_BYTES,
-    Laned,
     Pipelined,
     ack_message,
     check_hashers,
@@ -48,6 +47,7 @@ from bsfg.wire.frames import (
     schema_for,
 )
 from bsfg.wire.grpc_calls import GrpcHandlers, IncomingRequests, Stream, Unary
+from bsfg.wire.lanes import Laned
 from bsfg.wire.messages import BOUNDARY, BOUNDARY_SERVICE, snake
 from bsfg.wire.service import Caller, PutCall, PutOutcome
 from bsfg.wire.status import error_message
@@ -283,7 +283,7 @@ class BoundaryServicer:
             return ack
 
         window_frames = LANES * self._limits.window_frames
-        return Laned(put, lambda frame: frame.lane, window_frames=window_frames).answers(requests)
+        return Laned(put, window_frames=window_frames).answers(requests)
 
     async def _put(self, caller: Caller, frame: pb.PutFrame, *, refused: bool) -> tuple[pb.PutAck, bool, float]:
         """Put one frame, or refuse it; give its ack, whether it was taken whole, and how long its sender is to wait."""

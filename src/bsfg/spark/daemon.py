@@ -6,6 +6,7 @@ a second. gRPC must never be loaded here: it starts threads, and a fork of a pro
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -36,6 +37,8 @@ def preload() -> None:
         import_module(name)
     if FORBIDDEN in sys.modules:
         raise SystemExit(f"{FORBIDDEN} was loaded before the fork of a Python worker")
+    # No worker looks through it for garbage, which would copy its memory and hold up all links of a task meanwhile.
+    gc.freeze()
 
 
 def quietly(worker: Callable[..., int]) -> Callable[..., int]:

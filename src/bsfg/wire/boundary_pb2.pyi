@@ -664,7 +664,7 @@ class ConfirmResponse(_message.Message):
     def __init__(self, cursor_advanced_to: _Optional[int] = ...) -> None: ...
 
 class PutFrame(_message.Message):
-    __slots__ = ("link", "stream", "sequence", "log_id", "first", "last", "entries", "gap", "gaps", "lease", "served_at_unix_ms", "skips", "gap_sets", "lane")
+    __slots__ = ("link", "stream", "sequence", "log_id", "first", "last", "entries", "gap", "gaps", "lease", "served_at_unix_ms", "skips", "gap_sets", "lane", "more")
     LINK_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
@@ -679,6 +679,7 @@ class PutFrame(_message.Message):
     SKIPS_FIELD_NUMBER: _ClassVar[int]
     GAP_SETS_FIELD_NUMBER: _ClassVar[int]
     LANE_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     link: str
     stream: str
     sequence: int
@@ -693,10 +694,11 @@ class PutFrame(_message.Message):
     skips: _containers.RepeatedCompositeFieldContainer[GapSet]
     gap_sets: _containers.RepeatedCompositeFieldContainer[GapSet]
     lane: int
-    def __init__(self, link: _Optional[str] = ..., stream: _Optional[str] = ..., sequence: _Optional[int] = ..., log_id: _Optional[str] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., entries: _Optional[bytes] = ..., gap: _Optional[_Union[GapRecord, _Mapping]] = ..., gaps: _Optional[_Iterable[_Union[GapRecord, _Mapping]]] = ..., lease: _Optional[str] = ..., served_at_unix_ms: _Optional[int] = ..., skips: _Optional[_Iterable[_Union[GapSet, _Mapping]]] = ..., gap_sets: _Optional[_Iterable[_Union[GapSet, _Mapping]]] = ..., lane: _Optional[int] = ...) -> None: ...
+    more: _containers.RepeatedCompositeFieldContainer[PutFrame]
+    def __init__(self, link: _Optional[str] = ..., stream: _Optional[str] = ..., sequence: _Optional[int] = ..., log_id: _Optional[str] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., entries: _Optional[bytes] = ..., gap: _Optional[_Union[GapRecord, _Mapping]] = ..., gaps: _Optional[_Iterable[_Union[GapRecord, _Mapping]]] = ..., lease: _Optional[str] = ..., served_at_unix_ms: _Optional[int] = ..., skips: _Optional[_Iterable[_Union[GapSet, _Mapping]]] = ..., gap_sets: _Optional[_Iterable[_Union[GapSet, _Mapping]]] = ..., lane: _Optional[int] = ..., more: _Optional[_Iterable[_Union[PutFrame, _Mapping]]] = ...) -> None: ...
 
 class PutAck(_message.Message):
-    __slots__ = ("sequence", "inserted", "repeated", "refusals", "through", "chain_head", "refetch_at", "error", "held")
+    __slots__ = ("sequence", "inserted", "repeated", "refusals", "through", "chain_head", "refetch_at", "error", "held", "more")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     INSERTED_FIELD_NUMBER: _ClassVar[int]
     REPEATED_FIELD_NUMBER: _ClassVar[int]
@@ -706,6 +708,7 @@ class PutAck(_message.Message):
     REFETCH_AT_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     inserted: int
     repeated: int
@@ -715,7 +718,8 @@ class PutAck(_message.Message):
     refetch_at: int
     error: Error
     held: bool
-    def __init__(self, sequence: _Optional[int] = ..., inserted: _Optional[int] = ..., repeated: _Optional[int] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., through: _Optional[int] = ..., chain_head: _Optional[bytes] = ..., refetch_at: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., held: _Optional[bool] = ...) -> None: ...
+    more: _containers.RepeatedCompositeFieldContainer[PutAck]
+    def __init__(self, sequence: _Optional[int] = ..., inserted: _Optional[int] = ..., repeated: _Optional[int] = ..., refusals: _Optional[_Iterable[_Union[Refusal, _Mapping]]] = ..., through: _Optional[int] = ..., chain_head: _Optional[bytes] = ..., refetch_at: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., held: _Optional[bool] = ..., more: _Optional[_Iterable[_Union[PutAck, _Mapping]]] = ...) -> None: ...
 
 class ObjectDescription(_message.Message):
     __slots__ = ("bucket", "key", "media_type", "file_name", "digest", "size_bytes", "link")

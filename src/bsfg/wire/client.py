@@ -48,9 +48,10 @@ from bsfg.wire.frames import (
     read_head,
     unpacked,
 )
+from bsfg.wire.lanes import PutLane, PutLanes
 from bsfg.wire.messages import read_of_peer
 from bsfg.wire.service import ObjectInfo
-from bsfg.wire.streams import Appended, AppendStream, Conversations, PutLane, PutLanes, PutStream, is_unimplemented
+from bsfg.wire.streams import Appended, AppendStream, Conversations, PutStream, is_unimplemented
 
 WAIT_MARGIN_SECONDS = 5.0
 """How much longer than the wait that it asks for a fetch may take."""

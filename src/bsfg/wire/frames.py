@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any, Generic, Protocol, TypeVar
@@ -55,7 +54,7 @@ def schema_for(columns: Sequence[str] = (), *, ages: bool = True) -> pa.Schema:
 def _parts_with_batch(message: Any, field: str, batch: FactBatch, schema: pa.Schema = ENTRY_SCHEMA) -> list[Any]:
     parts = batch.to_ipc_parts(schema) if isinstance(batch, EntryBatch) else batch.to_ipc_parts()
     tag = message.DESCRIPTOR.fields_by_name[field].number << 3 | 2
-    return [message.SerializeToString(), _varint(tag), _varint(sum(map(len, parts))), *parts]
+    return [message.SerializeToString(), varint(tag), varint(sum(map(len, parts))), *parts]
 
 
 def hashers_here() -> list[str]:
@@ -77,13 +76,13 @@ def check_hashers(frames: Sequence[Frame], request: pb.FetchRequest | pb.FetchFr
 
 def frames_response(fetched: Fetched, schema: pa.Schema = ENTRY_SCHEMA) -> bytes:
     """Serialise a response that holds a whole answer as frames."""
-    tag = _varint(pb.FetchResponse.DESCRIPTOR.fields_by_name["frames"].number << 3 | 2)
+    tag = varint(pb.FetchResponse.DESCRIPTOR.fields_by_name["frames"].number << 3 | 2)
     response: list[Any] = []
     for parts in (
         [head_message(fetched).SerializeToString()],
         *(_frame_parts(frame, schema) for frame in fetched.frames),
     ):
-        response += [tag, _varint(sum(map(len, parts))), *parts]
+        response += [tag, varint(sum(map(len, parts))), *parts]
     return b"".join(response)
 
 
@@ -127,7 +126,8 @@ def _without_entries(frame: Frame) -> pb.FetchFrame:
     return pb.FetchFrame(first=frame.first, last=frame.last, gap=gap, skips=skips)
 
 
-def _varint(number: int) -> bytes:
+def varint(number: int) -> bytes:
+    """Write a number as protobuf does, without a sign."""
     data = bytearray()
     while number > 0x7F:
         data.append(number & 0x7F | 0x80)
@@ -366,69 +366,6 @@ class Pipelined(Generic[Request, Answer]):
             if item is not None:
                 _forget(item[0])
                 item[1]()
-
-
-class Laned(Generic[Request, Answer]):
-    """Answers the frames of one stream lane by lane: in each one after the other, each answer when it is ready."""
-
-    def __init__(
-        self, work: Callable[[Request], Awaitable[Answer]], lane_of: Callable[[Request], int], *, window_frames: int
-    ) -> None:
-        self._work, self._lane_of = work, lane_of
-        self._window = asyncio.Semaphore(window_frames)
-        self._answers: asyncio.Queue[Answer | None] = asyncio.Queue()
-        self._last: dict[int, asyncio.Task[None]] = {}
-        self._failure: Exception | None = None
-        self._is_over = False
-
-    async def answers(self, requests: IncomingFrames[Request]) -> AsyncIterator[Answer]:
-        """Give the answers as they come, until the requests end or fall silent, or one of them fails."""
-        reader = asyncio.create_task(self._read(requests))
-        try:
-            while (answer := await self._answers.get()) is not None:
-                yield answer
-            if self._failure is not None:
-                raise self._failure
-        finally:
-            # What was begun is finished also when nobody waits for the answer any more; what was not is not begun.
-            self._is_over = True
-            reader.cancel()
-            await asyncio.gather(reader, return_exceptions=True)
-
-    async def _read(self, requests: IncomingFrames[Request]) -> None:
-        try:
-            while True:
-                await self._window.acquire()
-                try:
-                    request = await requests.__anext__()
-                except StopAsyncIteration:
-                    break
-                lane, release = self._lane_of(request), requests.take_over()
-                task = asyncio.create_task(self._answered(self._last.get(lane), request, release))
-                self._last[lane] = task
-                task.add_done_callback(functools.partial(self._done, lane))
-            await asyncio.gather(*self._last.values())
-        except Exception as error:
-            self._failure = error
-        self._answers.put_nowait(None)
-
-    async def _answered(self, before: asyncio.Task[None] | None, request: Request, release: Release) -> None:
-        try:
-            if before is not None:
-                await asyncio.wait({before})
-            if not self._is_over:
-                self._answers.put_nowait(await self._work(request))
-        except Exception as error:
-            # Whoever waits for it would wait for ever.
-            self._failure = error
-            self._answers.put_nowait(None)
-        finally:
-            release()
-            self._window.release()
-
-    def _done(self, lane: int, task: asyncio.Task[None]) -> None:
-        if self._last.get(lane) is task:
-            del self._last[lane]
 
 
 async def _waited(work: Awaitable[Answer]) -> Answer:

@@ -235,6 +235,7 @@ class MessageReader:
         self._type, self._terms, self._turns = message_type, terms, turns
         self._limit_bytes = terms.limit_bytes(limits.message_bytes)
         self._most = tuple(terms.most.items())
+        self._takes_more = bool(terms.most.get("more"))
 
     async def read(self, data: bytes) -> Any:
         """Read a message; raises `MessageTooLarge`, `FrameInvalid` or `InvalidArgument` when it is not as agreed."""
@@ -244,13 +245,16 @@ class MessageReader:
             raise MessageTooLarge(
                 f"a request of {name} has {size} bytes, the limit is {self._limit_bytes}", limit=self._limit_bytes
             )
-        message = read_at_once(self._type, data) if size >= THREAD_BYTES else None
+        message: Any = read_at_once(self._type, data) if size >= THREAD_BYTES else None
         if message is None:
             if size > COUNTED_BYTES:
                 await self._turns.of(count_fields(self._type, data, self._terms.fields, self._terms.most))
             message = await by_size(size, read_counted, self._type, data)
         for field, most in self._most:
             check_most(field, getattr(message, field), most)
+        for inner in message.more if self._takes_more else ():
+            for field, most in self._most:
+                check_most(field, getattr(inner, field), most if field != "more" else 0)
         return message
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from bsfg.batch import FactBatch
 from bsfg.clock import SystemClock
-from bsfg.errors import BsfgError, FrameInvalid, NotReady, PeerUnreachable, RemoteError, TimedOut
+from bsfg.errors import BsfgError, FrameInvalid, PeerUnreachable, RemoteError, TimedOut
 from bsfg.fact import SHA256_NAME
 from bsfg.offload import by_size
 from bsfg.ports import Frame, Gap, GapRecord, GapSet, Receipt
@@ -92,9 +92,7 @@ class FrameStream(Generic[Ack]):
             async with self._writing:
                 if self._failure is not None:
                     raise self._failure
-                if self._reader.done():
-                    self._call = self._connection.stream(self._method)
-                    self._reader = asyncio.create_task(self._read())
+                self._call_anew_if_ended()
                 self._waiting[number] = future, frame
                 # When the call has ended, the reader learns the reason: the frame goes into another one, or fails.
                 with self._unless_ended():
@@ -103,6 +101,12 @@ class FrameStream(Generic[Ack]):
             future.cancel()
             raise
         return future
+
+    def _call_anew_if_ended(self) -> None:
+        """Begin another call when a node has ended the last one while nothing was on its way."""
+        if self._reader.done():
+            self._call = self._connection.stream(self._method)
+            self._reader = asyncio.create_task(self._read())
 
     async def close(self) -> None:
         """Send no more, wait for the acks of what was sent, and end the call."""
@@ -250,7 +254,7 @@ class AppendStream(FrameStream[Appended]):
         """Send a batch and give the future of its answer; an error of the batch alone is the future's."""
         number = self.number()
         message = pb.AppendFrame(stream=self._stream, sequence=number)
-        return await self._send(number, await _with_batch(message, "facts", facts))
+        return await self._send(number, await batched(message, "facts", facts))
 
     async def append(self, facts: FactBatch) -> Appended:
         """Send a batch and wait for its answer."""
@@ -260,7 +264,7 @@ class AppendStream(FrameStream[Appended]):
 class PutStream(FrameStream[PutOutcome]):
     """Puts what a link brought into the forward buffer of the zone's own node; for pipelines.
 
-    See `PutLanes` for many links that share one call.
+    See `bsfg.wire.lanes` for many links that share one call.
     """
 
     def __init__(
@@ -274,7 +278,7 @@ class PutStream(FrameStream[PutOutcome]):
         window_frames: int = 4,
         sender_ahead_ms: int | None = None,
     ) -> None:
-        super().__init__(connection, "PutFacts", _put, window_frames=window_frames)
+        super().__init__(connection, "PutFacts", put_outcome, window_frames=window_frames)
         self._fixed: dict[str, Any] = {"link": link, "stream": stream, "log_id": log_id, "lease": lease}
         self._sender_ahead_ms = sender_ahead_ms
 
@@ -289,17 +293,17 @@ class PutStream(FrameStream[PutOutcome]):
         if served_at_unix_ms is None and self._sender_ahead_ms is not None:
             served_at_unix_ms = SystemClock().now_unix_ms() + self._sender_ahead_ms
         number = self.number()
-        message = _put_frame(frame, gaps, sequence=number, served_at_unix_ms=served_at_unix_ms, **self._fixed)
+        message = put_frame(frame, gaps, sequence=number, served_at_unix_ms=served_at_unix_ms, **self._fixed)
         if frame.entries is None:
             return await self._send(number, message)
-        return await self._send(number, await _with_batch(message, "entries", frame.entries))
+        return await self._send(number, await batched(message, "entries", frame.entries))
 
     async def put(self, frame: Frame, gaps: Sequence[Gap] = ()) -> PutOutcome:
         """Send a frame and wait for its outcome."""
         return await (await self.send(frame, gaps))
 
 
-def _put_frame(frame: Frame, gaps: Sequence[Gap], **fixed: Any) -> pb.PutFrame:
+def put_frame(frame: Frame, gaps: Sequence[Gap], **fixed: Any) -> pb.PutFrame:
     """Write all of a frame but its entries."""
     return pb.PutFrame(
         first=frame.first,
@@ -312,123 +316,6 @@ def _put_frame(frame: Frame, gaps: Sequence[Gap], **fixed: Any) -> pb.PutFrame:
     )
 
 
-LANES_WINDOW_FRAMES = 256
-"""How many frames of all lanes together may be without an ack; each link has its own bound below it."""
-
-
-class LaneFrames(FrameStream[PutOutcome]):
-    """Frames of many lanes in one call after another.
-
-    Of a lane with a frame that was not taken whole nothing is sent again: the next call would not know of it.
-    """
-
-    def __init__(self, connection: Connection) -> None:
-        super().__init__(connection, "PutLanes", _put, window_frames=LANES_WINDOW_FRAMES, in_order=False)
-        self._lanes: dict[int, tuple[int, int]] = {}
-        self._dropped: set[int] = set()
-
-    async def send_in(self, lane: int, last: int, number: int, message: Any) -> asyncio.Future[PutOutcome]:
-        """Send a frame of a lane."""
-        self._lanes[number] = lane, last
-        try:
-            return await self._send(number, message)
-        except BaseException:
-            self._lanes.pop(number, None)
-            raise
-
-    def drop(self, lane: int) -> None:
-        """Wait for no frame of a lane any more, and send none of them again."""
-        for number, (its, _) in list(self._lanes.items()):
-            if its == lane and (found := self._waiting.pop(number, None)) is not None:
-                self._dropped.add(number)
-                if not found[0].done():
-                    found[0].set_exception(NotReady("a frame before this one was not taken"))
-
-    def _take(self, message: Any) -> None:
-        lane, last = self._lanes.pop(message.sequence, (0, -1))
-        if message.sequence in self._dropped:
-            self._dropped.discard(message.sequence)
-            return
-        super()._take(message)
-        if message.HasField("error") or message.through != last:
-            self.drop(lane)
-
-    async def _reopen(self) -> bool:
-        # What was dropped is on its way to nobody.
-        for number in self._dropped:
-            self._lanes.pop(number, None)
-        self._dropped.clear()
-        return await super()._reopen()
-
-
-class PutLanes:
-    """The call that many links of a task share: each puts its frames in lanes of its own.
-
-    A node waits for the next message of every call that is open, and for so many at once and no more. A hundred links
-    with a call each would take turns at being waited for.
-    """
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._frames: LaneFrames | None = None
-        self._numbers = itertools.count(1)
-
-    def lane(self, link: str, stream: str, log_id: str, *, lease: str | None) -> PutLane:
-        """Begin a lane."""
-        fixed = {"link": link, "stream": stream, "log_id": log_id, "lease": lease, "lane": next(self._numbers)}
-        return PutLane(self._open(), fixed)
-
-    def _open(self) -> LaneFrames:
-        if self._frames is None or not self._frames.is_open:
-            # One that has grown old ends by itself when its node has waited for long; it may have answers to give.
-            self._frames = LaneFrames(self._connection)
-        return self._frames
-
-    def hang_up(self) -> None:
-        """End the call at once."""
-        if self._frames is not None:
-            self._frames.abandon()
-            self._frames = None
-
-
-class PutLane:
-    """The frames of one link's stream that follow each other; used as a `PutStream` is."""
-
-    def __init__(self, frames: LaneFrames, fixed: dict[str, Any]) -> None:
-        self._frames, self._fixed = frames, fixed
-        self._under_way: set[asyncio.Future[PutOutcome]] = set()
-        self._is_ended = False
-
-    @property
-    def is_open(self) -> bool:
-        """Whether frames can be sent."""
-        return self._frames.is_open and not self._is_ended
-
-    async def send(
-        self, frame: Frame, gaps: Sequence[Gap] = (), *, served_at_unix_ms: int | None = None
-    ) -> asyncio.Future[PutOutcome]:
-        """Send a frame as it was fetched, and give the future of its outcome; see `PutStream.send`."""
-        number = self._frames.number()
-        message: Any = _put_frame(frame, gaps, sequence=number, served_at_unix_ms=served_at_unix_ms, **self._fixed)
-        if frame.entries is not None:
-            message = await _with_batch(message, "entries", frame.entries)
-        outcome = await self._frames.send_in(self._fixed["lane"], frame.last, number, message)
-        self._under_way.add(outcome)
-        outcome.add_done_callback(self._under_way.discard)
-        return outcome
-
-    async def close(self) -> None:
-        """Wait for the answers to what was sent, and end the lane."""
-        if self._under_way:
-            await asyncio.wait(self._under_way, timeout=self._frames.request_timeout_seconds)
-        self.abandon()
-
-    def abandon(self) -> None:
-        """Send no more; what is on its way is put or refused without anybody waiting for it."""
-        self._is_ended = True
-        self._frames.drop(self._fixed["lane"])
-
-
 def _appended(ack: pb.AppendAck) -> Appended:
     if ack.HasField("error"):
         raise error_of(ack.error)
@@ -437,7 +324,8 @@ def _appended(ack: pb.AppendAck) -> Appended:
     return Appended(receipt, digests, list(ack.message_ids) or None, hasher)
 
 
-def _put(ack: pb.PutAck) -> PutOutcome:
+def put_outcome(ack: pb.PutAck) -> PutOutcome:
+    """Read what became of a frame that was put."""
     if ack.HasField("error") and not ack.held:
         raise error_of(ack.error)
     return PutOutcome(
@@ -452,7 +340,8 @@ def _put(ack: pb.PutAck) -> PutOutcome:
     )
 
 
-async def _with_batch(message: Any, field: str, batch: FactBatch) -> bytes:
+async def batched(message: Any, field: str, batch: FactBatch) -> bytes:
+    """Write a message with a batch, in a thread when that is large."""
     return await by_size(batch.weight_bytes, with_batch, message, field, batch)
 
 

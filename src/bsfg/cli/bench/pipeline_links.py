@@ -345,6 +345,9 @@ async def _append(senders: list[_Sender], rate: float, facts: int) -> list[list[
     sizes = [min(size, facts - first) for first in range(0, facts, size)]
     made = [sender.prepared(sum(sizes[at :: len(senders)])) for at, sender in enumerate(senders)]
     batches = [made[at % len(made)].slice(at // len(made) * size, count) for at, count in enumerate(sizes)]
+    if size == 1:
+        # As a node has what it is given one by one: it need not be looked for in Arrow's columns.
+        batches = [FactBatch.of_rows(batch.rows(), sealed=batch.sealed) for batch in batches]
     work, begun, sent = set[asyncio.Task[None]](), time.monotonic(), 0
 
     async def one(number: int) -> None:

@@ -27,8 +27,9 @@ from bsfg.spark.replicate.plan import LinkTaskPlan, StreamTaskPlan
 if TYPE_CHECKING:
     from bsfg.wire.adminclient import AdminClient
     from bsfg.wire.client import BoundaryClient
+    from bsfg.wire.lanes import PutLane
     from bsfg.wire.service import PeerMemo, PutOutcome
-    from bsfg.wire.streams import PutLane, PutStream
+    from bsfg.wire.streams import PutStream
 
 WINDOW_FRAMES = 8
 LANE_BYTES = 256 << 10

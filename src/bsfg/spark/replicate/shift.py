@@ -9,6 +9,7 @@ that soon one task has the whole bundle and the other one is free for the next s
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import time
 from collections.abc import Awaitable, Callable
@@ -50,6 +51,10 @@ move: a micro-batch ends with the last of them."""
 
 PASS_PACE_SECONDS = 0.02
 """How much later than the one before each link is passed on: the other task has to call its sender first."""
+
+PREPARE_PACE_SECONDS, PREPARE_SECONDS_MAX = 0.2, 30.0
+"""How long after each other a task calls the senders of links that another one still moves, and how long all of that
+takes at most: a hundred handshakes in a row would hold up the facts of all links meanwhile."""
 
 PASS_SECONDS = 3.0
 """How long a shift that is over waits for somebody to pass a link on to; the other task may just be starting."""
@@ -93,9 +98,11 @@ async def _take_shift(bundle: BundlePlan, gone: Callable[[], bool]) -> list[Shif
     mover = LinkMover(own, len(bundle.links))
     shift = BundleShift(bundle, AdminClient(own.connection), gone, mover.move, mover.prepare)
     since = time.monotonic()
+    gc.freeze()  # what is loaded by now stays
     try:
         await shift.run()
     finally:
+        gc.unfreeze()
         mover.close()
     seconds = time.monotonic() - since
     return [
@@ -186,7 +193,8 @@ class BundleShift:
     async def _prepared(self, plan: LinkTaskPlan) -> None:
         """Find the way to a sender while another has its link: no fact is to wait for a handshake later."""
         if self._prepare is not None:
-            await asyncio.sleep(self._places[plan.name] * PASS_PACE_SECONDS)
+            pace_seconds = min(PREPARE_PACE_SECONDS, PREPARE_SECONDS_MAX / len(self._places))
+            await asyncio.sleep(self._places[plan.name] * pace_seconds)
             with suppress(BsfgError):
                 await self._prepare(plan)
 

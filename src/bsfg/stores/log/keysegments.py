@@ -16,9 +16,8 @@ import crc32c
 import numpy as np
 import pyarrow as pa
 
-from bsfg.batch import EntryBatch, FactBatch
+from bsfg.batch import EntryBatch, FactBatch, LatestEntries
 from bsfg.digest import RangeDigest
-from bsfg.latest import LatestEntries
 from bsfg.stores.log.damage import is_damage, patiently
 from bsfg.stores.log.files import Files, write_aside
 from bsfg.stores.log.notes import Anchor

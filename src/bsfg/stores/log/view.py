@@ -13,10 +13,9 @@ import crc32c
 import numpy as np
 import pyarrow as pa
 
-from bsfg.batch import FACT_SCHEMA, EntryBatch, FactBatch
+from bsfg.batch import FACT_SCHEMA, EntryBatch, FactBatch, LatestEntries
 from bsfg.columns import ENTRY_SCHEMA
 from bsfg.digest import KeptRange, LogHistory, Restore
-from bsfg.latest import LatestEntries
 from bsfg.ports import Frame, GapRecord
 from bsfg.retention import GapReason
 from bsfg.rows import Row

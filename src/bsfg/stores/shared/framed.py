@@ -15,14 +15,13 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from bsfg.batch import EntryBatch, FactBatch
+from bsfg.batch import EntryBatch, FactBatch, LatestEntries
 from bsfg.clock import JumpGuardedClock
 from bsfg.digest import KeptRange, KeyHash, LogHistory, RangeDigest
 from bsfg.errors import BufferFull, DiskFull, InvalidArgument, OutcomeUnknown, QuarantineFull
 from bsfg.fact import Entry, Key
 from bsfg.gapbook import GapBook
 from bsfg.gaps import Gap, GapRecord
-from bsfg.latest import LatestEntries
 from bsfg.ports import Buffer, Clock, Frame, Quarantined, Receipt, Result
 from bsfg.retention import ConsumerStanding, GapReason, Piece, Policy, Removal, make_room
 from bsfg.stores.shared.frame import encode_frame
