@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
+from tests.e2e.zones import until
 from tests.wire.conftest import Sites
 from tests.wire.site import STREAM
 from tests.wire.test_conversation import Opened
@@ -72,6 +73,31 @@ async def test_a_node_that_takes_nothing_is_given_up(sites: Sites, monkeypatch: 
     assert time.monotonic() - begun > sum(PAUSE_SECONDS * 2**number / 2 for number in range(1, CALLS_IN_VAIN - 1))
     assert not stream.is_open
     await stream.close()
+
+
+@pytest.mark.parametrize("what", ["send", "close"])
+async def test_nobody_waits_for_a_stream_whose_connection_is_closed_in_a_pause(
+    sites: Sites, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Between two calls that took nothing the line is kept; when no other call can be begun it is given back."""
+
+    def no_room(awaited: Awaited, owner: str, key: object, give_up: Callable[[], None]) -> bool:
+        asyncio.get_running_loop().call_soon(give_up)
+        return True
+
+    monkeypatch.setattr(Awaited, "is_begun", no_room)
+    client = (await sites()).client()
+    stream = client.append_stream(STREAM)
+    first = await stream.send(frame(0, 0))
+    await until(lambda: stream._in_vain.failures > 3)
+    waiting = asyncio.ensure_future(stream.send(frame(0, 1)) if what == "send" else stream.close())
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    await client.connection.close()
+    with pytest.raises(PeerUnreachable):
+        await asyncio.wait_for(first, 10)
+    with suppress(PeerUnreachable):
+        await asyncio.wait_for(waiting, 10)
 
 
 async def test_a_connection_that_is_closed_here_cancels_nobody() -> None:

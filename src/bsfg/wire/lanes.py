@@ -39,6 +39,8 @@ class LaneFrames(FrameStream[PutOutcome]):
         self._unsent: dict[int, tuple[asyncio.Future[PutOutcome], Any]] = {}
         self._sending: asyncio.Task[None] | None = None
         self._dropped: set[int] = set()
+        self._over: set[int] = set()
+        """The lanes of which nothing more is sent: a call that knows nothing of what was refused would take it."""
 
     async def send_in(self, lane: int, last: int, number: int, message: Any) -> asyncio.Future[PutOutcome]:
         """Send a frame of a lane, in one message with those of other lanes that come while the line is busy."""
@@ -48,6 +50,9 @@ class LaneFrames(FrameStream[PutOutcome]):
         if self._failure is not None:
             future.cancel()
             raise self._failure
+        if lane in self._over:
+            future.cancel()
+            raise NotReady("a frame before this one was not taken")
         self._lanes[number] = lane, last
         self._unsent[number] = future, message
         if self._sending is None or self._sending.done():
@@ -55,20 +60,31 @@ class LaneFrames(FrameStream[PutOutcome]):
         return future
 
     async def _send_all(self) -> None:
-        async with self._writing:
-            while self._unsent:
-                self._call_anew_if_ended()
-                taken, size_bytes = list[Any](), 0
-                while self._unsent and len(taken) < MORE_FRAMES and size_bytes < MORE_BYTES:
-                    number = next(iter(self._unsent))
-                    self._waiting[number] = _, message = self._unsent.pop(number)
-                    taken.append(message)
-                    size_bytes += len(message) if isinstance(message, bytes) else message.ByteSize()
-                with self._unless_ended():
-                    await self._call.write(with_more(taken))
+        """Send what waits, as many frames in a message as fit."""
+        try:
+            async with self._writing:
+                while self._unsent:
+                    self._call_anew_if_ended()
+                    with self._unless_ended():
+                        await self._call.write(with_more(self._next_frames()))
+        except BsfgError as error:
+            self._fail(error)  # no call could be begun: nobody else would tell those who wait
+
+    def _next_frames(self) -> list[Any]:
+        taken, size_bytes = list[Any](), 0
+        while self._unsent and len(taken) < MORE_FRAMES:
+            number, found = next(iter(self._unsent.items()))
+            message = found[1]
+            size_bytes += len(message) if isinstance(message, bytes) else message.ByteSize()
+            if taken and size_bytes > MORE_BYTES:
+                break
+            self._waiting[number] = self._unsent.pop(number)
+            taken.append(message)
+        return taken
 
     def drop(self, lane: int) -> None:
         """Wait for no frame of a lane any more, and send none of them again."""
+        self._over.add(lane)
         for number, (its, _) in list(self._lanes.items()):
             if its != lane:
                 continue
@@ -183,6 +199,9 @@ def with_more(messages: Sequence[Any]) -> bytes:
 
 # The node's side.
 
+ACKS_AT_ONCE, UNREAD_ACKS = 256, 1024
+"""How many acks share a message, and how many may wait to be written before no further frame is read."""
+
 
 class Laned:
     """Answers the frames of one stream lane by lane: in each one after the other, each answer when it is ready.
@@ -197,19 +216,25 @@ class Laned:
         self._last: dict[int, asyncio.Task[None]] = {}
         self._failure: Exception | None = None
         self._takes_more = self._is_over = False
+        self._unread, self._fits = 0, asyncio.Event()
 
     async def answers(self, requests: IncomingFrames[pb.PutFrame]) -> AsyncIterator[pb.PutAck]:
         """Give the answers as they come, until the requests end or fall silent, or one of them fails."""
         reader = asyncio.create_task(self._read(requests))
         try:
             while (answer := await self._answers.get()) is not None:
-                while self._takes_more and not self._answers.empty():
+                is_last = False
+                while self._takes_more and len(answer.more) < ACKS_AT_ONCE and not self._answers.empty():
                     beside = self._answers.get_nowait()
                     if beside is None:
-                        self._answers.put_nowait(None)
+                        is_last = True
                         break
                     answer.more.append(beside)
+                self._unread -= 1 + len(answer.more)
+                self._fits.set()
                 yield answer
+                if is_last:
+                    break
             if self._failure is not None:
                 raise self._failure
         finally:
@@ -221,6 +246,10 @@ class Laned:
     async def _read(self, requests: IncomingFrames[pb.PutFrame]) -> None:
         try:
             while True:
+                while self._unread >= UNREAD_ACKS:
+                    # Who takes no acks is read no further.
+                    self._fits.clear()
+                    await self._fits.wait()
                 await self._window.acquire()
                 try:
                     request = await requests.__anext__()
@@ -264,9 +293,10 @@ class Laned:
                 await asyncio.wait({before})
             if not self._is_over:
                 self._answers.put_nowait(await self._work(frame))
+                self._unread += 1
         except Exception as error:
             # Whoever waits for it would wait for ever.
-            self._failure = error
+            self._failure, self._is_over = error, True
             self._answers.put_nowait(None)
         finally:
             release()

@@ -82,7 +82,7 @@ def read_at_once(message_type: Any, data: bytes) -> Any | None:
     taken = _taken(memoryview(data), message_type.DESCRIPTOR.fields_by_name[field].number, _FIELDS_MAX)
     if taken is None or len(taken[0]) > LARGE_BYTES:
         return None
-    return reader_of(message_type)(data)
+    return read_counted(message_type, data)
 
 
 def read_counted(message_type: Any, data: bytes) -> Any:

@@ -168,17 +168,20 @@ class FrameStream(Generic[Ack]):
     async def _reopen(self) -> bool:
         """Open another call for the frames that the last one did not take; False when there are none."""
         await self._writing.acquire()
-        if not self._waiting:
+        try:
+            if not self._waiting:
+                self._writing.release()
+                return False
+            pause_seconds = self._in_vain.next_seconds()
+            if 1 < self._in_vain.failures <= CALLS_IN_VAIN:
+                # Where many lose their calls to each other at once, those who come back later find room.
+                await asyncio.sleep(pause_seconds)
+            if self._in_vain.failures > CALLS_IN_VAIN:
+                raise PeerUnreachable(f"{self._connection.address} ended the stream")
+            self._call = self._connection.stream(self._method)
+        except BaseException:
             self._writing.release()
-            return False
-        pause_seconds = self._in_vain.next_seconds()
-        if 1 < self._in_vain.failures <= CALLS_IN_VAIN:
-            # Where many lose their calls to each other at once, those who come back later find room.
-            await asyncio.sleep(pause_seconds)
-        if self._in_vain.failures > CALLS_IN_VAIN:
-            self._writing.release()
-            raise PeerUnreachable(f"{self._connection.address} ended the stream")
-        self._call = self._connection.stream(self._method)
+            raise
         # Answers are read meanwhile: a node that cannot give them takes no more frames.
         self._resending = resending = asyncio.create_task(self._resend([frame for _, frame in self._waiting.values()]))
         resending.add_done_callback(lambda _: self._writing.release())

@@ -21,7 +21,7 @@ from bsfg.journey.backfill import make_good
 from bsfg.journey.link import Fetched, FetchRequest, PeerLink, PeerPosition, Release
 from bsfg.journey.pull import HOLDING, LinkTurns
 from bsfg.journey.receive import Decision, LinkHeld, PullProgress, Put, StoredAnswer, check_history, check_order
-from bsfg.ports import Frame, Gap
+from bsfg.ports import Frame, Gap, GapSet
 from bsfg.spark.replicate.plan import LinkTaskPlan, StreamTaskPlan
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 WINDOW_FRAMES = 8
 LANE_BYTES = 256 << 10
 """Answers that are larger go by a call of their own: those of other links would have to wait behind their bytes."""
+
+GAP_BYTES, RANGE_BYTES = 64, 24
 
 CONFIRM_EVERY_SECONDS = 0.1
 """A confirmation takes three calls from here to two nodes, where the native engine needs one."""
@@ -115,8 +117,9 @@ class Courier:
         for frame in frames:
             if frame.entries is not None:
                 await self._bring(frame.entries)
-        is_small = sum(frame.entries.weight_bytes for frame in frames if frame.entries is not None) <= LANE_BYTES
-        calls = await self._stream_of(log_id, is_small)
+        size_bytes = _gaps_bytes(relayed) + sum(_gaps_bytes(frame.skips) for frame in frames)
+        size_bytes += sum(frame.entries.weight_bytes for frame in frames if frame.entries is not None)
+        calls = await self._stream_of(log_id, size_bytes <= LANE_BYTES)
         answers: list[tuple[Frame, asyncio.Future[PutOutcome]]] = []
         try:
             if relayed and not frames:
@@ -169,6 +172,12 @@ class Courier:
         calls.abandon()
         if self._open is not None and self._open[2] is calls:
             self._open = None
+
+
+def _gaps_bytes(gaps: Sequence[Gap]) -> int:
+    """About the bytes of gap records: too many of them would end the call that all links share."""
+    ranges = sum(len(gap.ranges) for gap in gaps if isinstance(gap, GapSet))
+    return GAP_BYTES * len(gaps) + RANGE_BYTES * ranges + sum(len(gap.detail) for gap in gaps)
 
 
 def _add(stored: StoredAnswer, frame: Frame, outcome: PutOutcome, log_id: str) -> None:

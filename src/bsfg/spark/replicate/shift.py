@@ -9,7 +9,6 @@ that soon one task has the whole bundle and the other one is free for the next s
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import time
 from collections.abc import Awaitable, Callable
@@ -98,11 +97,9 @@ async def _take_shift(bundle: BundlePlan, gone: Callable[[], bool]) -> list[Shif
     mover = LinkMover(own, len(bundle.links))
     shift = BundleShift(bundle, AdminClient(own.connection), gone, mover.move, mover.prepare)
     since = time.monotonic()
-    gc.freeze()  # what is loaded by now stays
     try:
         await shift.run()
     finally:
-        gc.unfreeze()
         mover.close()
     seconds = time.monotonic() - since
     return [
