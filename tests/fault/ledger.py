@@ -190,6 +190,8 @@ class BufferLedger:
     quarantined: set[Refused] = field(default_factory=set)
     released: set[Refused] = field(default_factory=set)
     may_truncate_before: int = 0
+    confirmed_before: int = -1
+    """What was confirmed when a consumer was retired since the last check: it could leave until then."""
     may_evict: bool = False
     damaged: bool = False
     shown: set[int] = field(default_factory=set)
@@ -298,10 +300,10 @@ class BufferLedger:
         self._check_ends(seen)
         self.take_seen(seen.entries)
         self.shown = set(seen.entries)
-        self._check_missing(seen, confirmed_through)
+        self._check_missing(seen, max(confirmed_through, self.confirmed_before))
         self._check_doubts(seen)
         self._check_notes(seen)
-        self.start, self.end, self.may_truncate_before = seen.start, seen.end, 0
+        self.start, self.end, self.may_truncate_before, self.confirmed_before = seen.start, seen.end, 0, -1
 
     def take_seen(self, entries: dict[int, tuple[int, Row]]) -> None:
         """Hold entries that were read against what was stored; from now on they must stay."""

@@ -211,13 +211,15 @@ class Driver:
     async def retire(self, name: str) -> None:
         """Retire a consumer."""
         cursor = self.ledger.cursors[name]
+        place = cursor.spec.stream, cursor.spec.buffer
+        book = self.ledger.book(place)
         with self.ledger.lock:
+            book.confirmed_before = max(book.confirmed_before, self.ledger.confirmed_through(place))
             cursor.may_be_retired = True
         with self._unless_full(), self._medium():
             gaps = await self.storage.cursors.retire(name, "gone for good")
             with self.ledger.lock:
                 cursor.retired_reason, cursor.may_be_retired = "gone for good", False
-                book = self.ledger.book((cursor.spec.stream, cursor.spec.buffer))
                 book.gaps |= {identity(gap) for gap in gaps}
 
     # Space and notes.
