@@ -17,6 +17,7 @@ from bsfg.offload import STEP_FACTS, THREAD_BYTES, Step, by_size, step_of
 from bsfg.ports import Buffer, Confirmation, Frame, Result
 from bsfg.wire import boundary_pb2 as pb
 from bsfg.wire.convert import (
+    as_message,
     buffer_of,
     confirmation_of,
     entry_message,
@@ -351,14 +352,12 @@ async def _committed(sequence: int, outcome: Awaitable[AppendOutcome], *, ids_de
 
 def fetch_response(fetched: Fetched) -> Iterator[Step]:
     """Write an answer fact by fact, in pieces: messages one after the other are one message with the lists of all."""
-    yield pb.FetchResponse(
-        start=fetched.start,
+    yield as_message(
+        pb.FetchResponse,
+        fetched,
         next_offset=fetched.frames[-1].last + 1 if fetched.frames else fetched.start,
-        log_id=fetched.log_id,
-        end=fetched.end,
-        chain_head=fetched.chain_head,
+        frames=[],
         gaps=[gap_message(gap) for gap in fetched.gaps],
-        gaps_token=fetched.gaps_token,
     ).SerializeToString()
     for frame in fetched.frames:
         if frame.entries is not None:
@@ -378,13 +377,12 @@ def append_response(outcome: AppendOutcome) -> pb.AppendResponse:
     [appended] = outcome.results()
     if appended.result == Result.CONFLICT:
         raise outcome.conflicts()[0]
-    return pb.AppendResponse(
-        offset=appended.offset,
-        result=int(appended.result),  # type: ignore[arg-type]
-        digest=appended.digest,
+    return as_message(
+        pb.AppendResponse,
+        appended,
+        result=int(appended.result),
         chain_head=outcome.chain_head,
         appended_at_unix_ms=outcome.receipt.appended_at_unix_ms,
-        message_id=appended.message_id,
         hasher=None if appended.hasher == SHA256_NAME else appended.hasher,
     )
 
@@ -420,17 +418,8 @@ def put_ack(sequence: int, outcome: PutOutcome) -> pb.PutAck:
     held = None
     if outcome.held_code:
         held = pb.Error(code=outcome.held_code, message=outcome.held_detail)
-    return pb.PutAck(
-        sequence=sequence,
-        inserted=outcome.inserted,
-        repeated=outcome.repeated,
-        refusals=[refusal_message(each) for each in outcome.refusals],
-        through=outcome.through,
-        chain_head=outcome.chain_head,
-        refetch_at=outcome.refetch_at,
-        error=held,
-        held=bool(outcome.held_code),
-    )
+    refusals = [refusal_message(each) for each in outcome.refusals]
+    return as_message(pb.PutAck, outcome, sequence=sequence, refusals=refusals, error=held, held=held is not None)
 
 
 def _zones(names: Any) -> frozenset[str] | None:
