@@ -18,6 +18,7 @@ from bsfg.ports import Buffer, Confirmation, Frame, Result
 from bsfg.wire import boundary_pb2 as pb
 from bsfg.wire.convert import (
     as_message,
+    as_value,
     buffer_of,
     confirmation_of,
     entry_message,
@@ -123,16 +124,7 @@ class BoundaryServicer:
         return await self._calls.admission.written(fetched, fetch_response(fetched), str(caller))
 
     async def _frames_at_once(self, request: pb.FetchRequest, caller: Caller) -> bytes:
-        wanted = FetchRequest(
-            max_facts=request.limit or FRAMES_FACTS_DEFAULT,
-            max_bytes=min(request.max_bytes or FRAMES_BYTES_DEFAULT, self._limits.frame_bytes),
-            wait_seconds=self._wait_seconds(request.wait_ms),
-            gaps_after=request.gaps_after,
-            after=request.after if request.HasField("after") else None,
-            sets=request.sets,
-            instance=request.instance,
-            filter=filter_of(request),
-        )
+        wanted = self._wanted(request, request, request.limit, self._limits.frame_bytes)
         async with self._calls.timeout(wanted.wait_seconds):
             fetched = await self._service.fetch(caller, request.consumer, wanted, _zones(request.carry_only))
         check_hashers(fetched.frames, request)
@@ -183,16 +175,7 @@ class BoundaryServicer:
             yield frame
 
     async def _consumer_reading(self, request: pb.FetchFramesRequest, caller: Caller) -> Reading:
-        wanted = FetchRequest(
-            max_facts=request.max_facts or FRAMES_FACTS_DEFAULT,
-            max_bytes=min(request.max_bytes or FRAMES_BYTES_DEFAULT, self._limits.sending_bytes // 2),
-            wait_seconds=self._wait_seconds(request.consumer.wait_ms),
-            gaps_after=request.consumer.gaps_after,
-            after=request.consumer.after if request.consumer.HasField("after") else None,
-            sets=request.consumer.sets,
-            instance=request.instance,
-            filter=filter_of(request),
-        )
+        wanted = self._wanted(request, request.consumer, request.max_facts, self._limits.sending_bytes // 2)
         zones = _zones(request.carry_only)
         async with self._calls.timeout(wanted.wait_seconds):
             return await self._service.fetch_frames(caller, request.consumer.consumer, wanted, zones)
@@ -333,6 +316,24 @@ class BoundaryServicer:
         async for piece in data:
             for start in range(0, len(piece), CHUNK_BYTES):
                 yield pb.GetObjectResponse(chunk=piece[start : start + CHUNK_BYTES])
+
+    def _wanted(
+        self,
+        request: pb.FetchRequest | pb.FetchFramesRequest,
+        position: pb.FetchRequest | pb.ConsumerSelection,
+        max_facts: int,
+        most_bytes: int,
+    ) -> FetchRequest:
+        """Read what is asked for as frames, and from where on."""
+        return as_value(
+            position,
+            FetchRequest,
+            max_facts=max_facts or FRAMES_FACTS_DEFAULT,
+            max_bytes=min(request.max_bytes or FRAMES_BYTES_DEFAULT, most_bytes),
+            wait_seconds=self._wait_seconds(position.wait_ms),
+            instance=request.instance,
+            filter=filter_of(request),
+        )
 
     def _wait_seconds(self, wait_ms: int) -> float:
         return min(wait_ms / 1000, self._limits.fetch_wait_max_seconds)

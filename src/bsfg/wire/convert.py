@@ -234,11 +234,6 @@ def position_message(position: PeerPosition) -> admin_pb.PeerPosition:
     return admin_pb.PeerPosition(**asdict(position))
 
 
-def release_message(release: Release) -> admin_pb.Release:
-    """Write what an operator accepted."""
-    return admin_pb.Release(**asdict(release))
-
-
 def release_of(found: admin_pb.Release) -> Release:
     """Read what an operator accepted."""
     return as_value(found, Release)
