@@ -233,8 +233,7 @@ def _padded_words(strings: pa.Array) -> np.ndarray:
     return words
 
 
-ENVELOPE = (
-    "message_id",
+SEMANTIC_FIELDS = (
     "from_zone",
     "to_zone",
     "produced_at_unix_ms",
@@ -243,9 +242,10 @@ ENVELOPE = (
     "labels",
     "object_media_type",
     "object_schema",
-    "signature",
-    "artifact",
 )
+"""What may be part of an id; of `labels`, with ``semantic``, also single ones: ``labels.silo``."""
+
+ENVELOPE = ("message_id", *SEMANTIC_FIELDS, "signature", "artifact")
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,8 @@ ACTIONS: dict[str, str] = {
 OF_COMMANDS = frozenset({"backup_made", "migrated", "restored", "salvaged"})
 """The actions that commands beside the node tell of; of all others the node alone knows."""
 
+WORDS = ("identity", "address", "about", "outcome", "rule", "reason")
+
 USER = "user:"
 """How the identity of a user of the system begins, who runs a command."""
 
@@ -80,6 +82,10 @@ class TrailEvent:
     def at(self, unix_ms: int) -> TrailEvent:
         """Give the event with its time, unless it has one."""
         return self if self.at_unix_ms else replace(self, at_unix_ms=unix_ms)
+
+    def words(self) -> dict[str, str]:
+        """Give what is said of it beside the action."""
+        return {name: getattr(self, name) for name in WORDS}
 
     def bounded(self) -> TrailEvent:
         """Give the event with texts that are not without end: some are the words of strangers."""
@@ -104,8 +110,7 @@ class TrailRecord:
     def head(self) -> dict[str, Any]:
         """Give what is stored and digested: what is empty is left out."""
         event = self.event
-        words = {name: getattr(event, name) for name in ("identity", "address", "about", "outcome", "rule", "reason")}
-        filled: dict[str, Any] = {name: text for name, text in words.items() if text}
+        filled: dict[str, Any] = {name: text for name, text in event.words().items() if text}
         if event.details:
             filled["details"] = dict(event.details)
         return {"n": self.number, "before": self.before, "at": event.at_unix_ms, "action": event.action, **filled}
@@ -122,12 +127,7 @@ class TrailRecord:
             "number": self.number,
             "at_unix_ms": event.at_unix_ms,
             "action": event.action,
-            "identity": event.identity,
-            "address": event.address,
-            "about": event.about,
-            "outcome": event.outcome,
-            "rule": event.rule,
-            "reason": event.reason,
+            **event.words(),
             "details": dict(event.details),
             "before": self.before,
             "digest": self.digest,
@@ -145,8 +145,7 @@ def record_from(head: Mapping[str, Any]) -> TrailRecord | None:
     details = head.get("details", {})
     if not isinstance(number, int) or number < 1 or not isinstance(at, int) or not isinstance(details, dict):
         return None
-    names = ("identity", "address", "about", "outcome", "rule", "reason")
-    words = {name: head.get(name, "") for name in names}
+    words = {name: head.get(name, "") for name in WORDS}
     if not all(isinstance(text, str) for text in (before, action, *words.values())):
         return None
     return TrailRecord(number, str(before), TrailEvent(str(action), **words, details=details, at_unix_ms=at))

@@ -393,14 +393,8 @@ class SourceOptions:
     @property
     def filter(self) -> FactFilter:
         """Which facts are read."""
-        return FactFilter(
-            self["subjects"],
-            self["predicates"],
-            self["fromZones"],
-            self["toZones"],
-            self["producedFrom"],
-            self["producedBefore"],
-        )
+        names = ("subjects", "predicates", "fromZones", "toZones", "producedFrom", "producedBefore")
+        return FactFilter(*(self[name] for name in names))
 
     @property
     def columns(self) -> tuple[str, ...]:

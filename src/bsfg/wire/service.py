@@ -232,8 +232,7 @@ class QuarantinedView:
             "buffer": str(self.buffer),
             "at_unix_ms": found.at_unix_ms,
             "reason": found.reason,
-            "from_zone": found.key.from_zone,
-            "message_id": found.key.message_id,
+            **found.key._asdict(),
             "existing_offset": found.existing_offset if found.existing_offset >= 0 else None,
             "detail": found.detail,
         }

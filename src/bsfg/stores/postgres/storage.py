@@ -30,15 +30,8 @@ _REFERENCES = "references"
 class PostgresArtifacts(SharedArtifacts):
     """The artifacts of a zone in its database."""
 
-    def __init__(
-        self,
-        database: Database,
-        clock: Clock,
-        *,
-        max_artifact_bytes: int | None = None,
-        capacity_bytes: int | None = None,
-    ) -> None:
-        super().__init__(clock, max_artifact_bytes=max_artifact_bytes, capacity_bytes=capacity_bytes)
+    def __init__(self, database: Database, clock: Clock, **limits: int | None) -> None:
+        super().__init__(clock, **limits)
         self._database = database
         self.references = TableMemory(database, _REFERENCES)
 
@@ -129,10 +122,8 @@ class PostgresArtifacts(SharedArtifacts):
         return Upload(int(upload))
 
     def _write(self, upload: Upload, number: int, piece: bytes) -> None:
-        row, asked = (
-            (upload.name, number, piece),
-            "INSERT INTO artifact_chunk VALUES (%s, %s, %b) ON CONFLICT DO NOTHING",
-        )
+        row = (upload.name, number, piece)
+        asked = "INSERT INTO artifact_chunk VALUES (%s, %s, %b) ON CONFLICT DO NOTHING"
         self._database.change("storing an artifact", lambda connection: connection.execute(asked, row))
 
     def _admit(self, upload: Upload, content: StoredContent) -> None:
