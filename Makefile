@@ -65,7 +65,7 @@ format: venv ## Rewrite the source in the house format
 programs: ## Install Chromium, curl and Node.js for the tests, if they are not here (Debian, as root)
 	@sh tests/programs.sh
 
-test: venv programs ## Run lint and every test but the campaigns (about twenty-five minutes on two cores)
+test: venv programs ## Run lint and every test but the campaigns (ten to twenty-five minutes on two cores)
 	@$(MAKE) --no-print-directory -j 2 lint tests
 
 # What later starts of Spark map instead of reading it; made once for a Java and a Spark, in the user's cache.

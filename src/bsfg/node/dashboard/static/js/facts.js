@@ -124,7 +124,7 @@ function factRow(fact) {
   const cells = [
     h("td", { class: "number" }, offset(fact.offset)),
     h("td", { class: "time" }, moment(fact.appended_at_unix_ms)),
-    h("td", {}, foreign(fact.from_zone)),
+    h("td", { class: "from" }, foreign(fact.from_zone)),
     h("td", { class: "subject" }, h("strong", {}, foreign(fact.subject)), h("span", { class: "sub" }, foreign(fact.message_id))),
     h("td", {}, foreign(fact.predicate)),
     h("td", { class: "object" }, object(fact)),
