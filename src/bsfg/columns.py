@@ -14,20 +14,23 @@ from bsfg.errors import InvalidArgument
 
 DIGEST_BYTES = 32
 
-
-def texts(*names: str) -> list[pa.Field]:
-    """Give fields of text."""
-    return [pa.field(name, pa.string()) for name in names]
-
-
 FACT_SCHEMA = pa.schema(
     [
-        *texts("message_id", "from_zone", "to_zone"),
+        pa.field("message_id", pa.string()),
+        pa.field("from_zone", pa.string()),
+        pa.field("to_zone", pa.string()),
         pa.field("produced_at_unix_ms", pa.int64()),
-        *texts("correlation_id", "causation_id", "labels", "object_media_type", "object_schema", "signature"),
-        *texts("subject", "predicate"),
+        pa.field("correlation_id", pa.string()),
+        pa.field("causation_id", pa.string()),
+        pa.field("labels", pa.string()),
+        pa.field("object_media_type", pa.string()),
+        pa.field("object_schema", pa.string()),
+        pa.field("signature", pa.string()),
+        pa.field("subject", pa.string()),
+        pa.field("predicate", pa.string()),
         pa.field("object", pa.binary()),
-        *texts("artifact", "artifact_digest"),
+        pa.field("artifact", pa.string()),
+        pa.field("artifact_digest", pa.string()),
         pa.field("digest", pa.binary(DIGEST_BYTES)),
     ]
 )

@@ -233,7 +233,8 @@ def _padded_words(strings: pa.Array) -> np.ndarray:
     return words
 
 
-SEMANTIC_FIELDS = (
+ENVELOPE = (
+    "message_id",
     "from_zone",
     "to_zone",
     "produced_at_unix_ms",
@@ -242,10 +243,9 @@ SEMANTIC_FIELDS = (
     "labels",
     "object_media_type",
     "object_schema",
+    "signature",
+    "artifact",
 )
-"""What may be part of an id; of `labels`, with ``semantic``, also single ones: ``labels.silo``."""
-
-ENVELOPE = ("message_id", *SEMANTIC_FIELDS, "signature", "artifact")
 
 
 @dataclass(frozen=True, slots=True)

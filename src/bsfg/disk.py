@@ -12,7 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from bsfg.errors import (
     BsfgError,
@@ -24,8 +24,6 @@ from bsfg.errors import (
     StorageReadOnly,
     StorageUnreadable,
 )
-
-T = TypeVar("T")
 
 
 class FolderAccess:
@@ -63,18 +61,6 @@ _DAMAGE = (errno.EIO, errno.EUCLEAN, errno.EBADMSG, errno.EREMOTEIO, *_IN_ITS_PL
 def is_damage(error: OSError) -> bool:
     """Tell whether an error says that what should be read is not there for good."""
     return error.errno in _DAMAGE
-
-
-def unless_lost(read: Callable[[], T]) -> T | None:
-    """Read something; None when it is missing, or not there for good."""
-    try:
-        return read()
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        if not is_damage(error):
-            raise
-        return None
 
 
 def is_folder(error: OSError) -> bool:

@@ -18,7 +18,7 @@ from bsfg.artifacts import DEFAULT_MEDIA_TYPE
 from bsfg.batch import FactBatch
 from bsfg.canonical import canonicalize_all
 from bsfg.columns import AT, DIGEST_BYTES, binary_scalar, constant_value, fixed_binary, fixed_rows
-from bsfg.digest import SEMANTIC_FIELDS, SHA256, Hasher, hasher_named
+from bsfg.digest import SHA256, Hasher, hasher_named
 from bsfg.errors import DigestMismatch, InvalidArgument, InvalidFact
 from bsfg.fact import JSON_MEDIA_TYPE, MARK_BEGINS, SHA256_NAME, function_in, is_json, is_marked, marked, own_labels
 from bsfg.layouts import unproven
@@ -45,6 +45,18 @@ class IdStrategy(StrEnum):
     OBJECT = "object"
     SEMANTIC_V1 = "semantic-v1"
 
+
+SEMANTIC_FIELDS = (
+    "from_zone",
+    "to_zone",
+    "produced_at_unix_ms",
+    "correlation_id",
+    "causation_id",
+    "labels",
+    "object_media_type",
+    "object_schema",
+)
+"""What may be part of an id; of `labels`, with ``semantic``, also single ones: ``labels.silo``."""
 
 WITH_FIELDS = frozenset({IdStrategy.SEMANTIC, IdStrategy.SEMANTIC_V1})
 LABEL = "labels."

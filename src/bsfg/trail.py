@@ -59,8 +59,6 @@ ACTIONS: dict[str, str] = {
 OF_COMMANDS = frozenset({"backup_made", "migrated", "restored", "salvaged"})
 """The actions that commands beside the node tell of; of all others the node alone knows."""
 
-WORDS = ("identity", "address", "about", "outcome", "rule", "reason")
-
 USER = "user:"
 """How the identity of a user of the system begins, who runs a command."""
 
@@ -82,10 +80,6 @@ class TrailEvent:
     def at(self, unix_ms: int) -> TrailEvent:
         """Give the event with its time, unless it has one."""
         return self if self.at_unix_ms else replace(self, at_unix_ms=unix_ms)
-
-    def words(self) -> dict[str, str]:
-        """Give what is said of it beside the action."""
-        return {name: getattr(self, name) for name in WORDS}
 
     def bounded(self) -> TrailEvent:
         """Give the event with texts that are not without end: some are the words of strangers."""
@@ -110,7 +104,8 @@ class TrailRecord:
     def head(self) -> dict[str, Any]:
         """Give what is stored and digested: what is empty is left out."""
         event = self.event
-        filled: dict[str, Any] = {name: text for name, text in event.words().items() if text}
+        words = {name: getattr(event, name) for name in ("identity", "address", "about", "outcome", "rule", "reason")}
+        filled: dict[str, Any] = {name: text for name, text in words.items() if text}
         if event.details:
             filled["details"] = dict(event.details)
         return {"n": self.number, "before": self.before, "at": event.at_unix_ms, "action": event.action, **filled}
@@ -127,7 +122,12 @@ class TrailRecord:
             "number": self.number,
             "at_unix_ms": event.at_unix_ms,
             "action": event.action,
-            **event.words(),
+            "identity": event.identity,
+            "address": event.address,
+            "about": event.about,
+            "outcome": event.outcome,
+            "rule": event.rule,
+            "reason": event.reason,
             "details": dict(event.details),
             "before": self.before,
             "digest": self.digest,
@@ -145,7 +145,8 @@ def record_from(head: Mapping[str, Any]) -> TrailRecord | None:
     details = head.get("details", {})
     if not isinstance(number, int) or number < 1 or not isinstance(at, int) or not isinstance(details, dict):
         return None
-    words = {name: head.get(name, "") for name in WORDS}
+    names = ("identity", "address", "about", "outcome", "rule", "reason")
+    words = {name: head.get(name, "") for name in names}
     if not all(isinstance(text, str) for text in (before, action, *words.values())):
         return None
     return TrailRecord(number, str(before), TrailEvent(str(action), **words, details=details, at_unix_ms=at))

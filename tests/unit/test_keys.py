@@ -12,10 +12,9 @@ from tests.unit.samples import ARTIFACT, columns, message, row
 
 from bsfg.artifacts import completed
 from bsfg.batch import FactBatch
-from bsfg.digest import SEMANTIC_FIELDS
 from bsfg.errors import InvalidArgument, InvalidFact
 from bsfg.fact import ArtifactRef, Envelope, Fact, Message
-from bsfg.sealing import IdStrategy, MessageIds, seal
+from bsfg.sealing import SEMANTIC_FIELDS, IdStrategy, MessageIds, seal
 
 PAYLOAD = MessageIds(IdStrategy.PAYLOAD)
 OBJECT = MessageIds(IdStrategy.OBJECT)

@@ -11,11 +11,10 @@ import pytest
 from bsfg.batch import FactBatch
 from bsfg.canonical import MAX_DEPTH, NotJson, canonicalize
 from bsfg.columns import FACT_FIELDS
-from bsfg.digest import SEMANTIC_FIELDS
 from bsfg.errors import BsfgError
 from bsfg.jsonform import message_from_json
 from bsfg.model import DEFAULT_LIMITS, TEXT_RULES, TIME_SAYS
-from bsfg.sealing import IdStrategy, MessageIds, seal
+from bsfg.sealing import SEMANTIC_FIELDS, IdStrategy, MessageIds, seal
 
 PAGE = (Path(__file__).parents[2] / "docs" / "message-model.md").read_text(encoding="utf-8")
 

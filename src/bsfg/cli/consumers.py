@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from datetime import UTC, date, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -165,9 +164,16 @@ def _unix_ms(text: str) -> int:
 def as_dict(view: ConsumerView) -> dict[str, Any]:
     """Give the JSON form of a consumer."""
     state = view.state
+    spec = state.spec
     return {
-        **asdict(state.spec),
-        **asdict(state.checkpoint),
+        "name": spec.name,
+        "stream": spec.stream,
+        "buffer": str(spec.buffer),
+        "required": spec.required,
+        "start": str(spec.start),
+        "start_value": spec.start_value,
+        "committed": state.checkpoint.committed,
+        "next_to_send": state.checkpoint.next_to_send,
         "ranges": state.ranges,
         "backlog": view.backlog,
         "log_id": state.log_id,

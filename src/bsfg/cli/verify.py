@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -97,7 +96,14 @@ def _trail(trail: TrailReport) -> dict[str, Any]:
 
 
 def _finding(problem: DamageFinding) -> dict[str, Any]:
-    return {**asdict(problem), "hint": ADVICE.get(problem.code, "")}
+    return {
+        "code": problem.code,
+        "where": problem.where,
+        "first": problem.first,
+        "last": problem.last,
+        "detail": problem.detail,
+        "hint": ADVICE.get(problem.code, ""),
+    }
 
 
 def _show(folder: Path, report: Report) -> None:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -115,17 +115,18 @@ class LoopbackZone:
         """Give the command of its process, which fills the file ``ready`` when it is at work."""
         return [sys.executable, "-m", "bsfg.cli.zones", "node", "-c", "zone.toml", "--ready-file", ready]
 
-    def begin(self, command: Sequence[str], log: str) -> subprocess.Popen[bytes]:
-        """Start a process that ends when its standard input does; what it says goes into a file of the folder."""
-        with (self.folder / log).open("ab") as said:
-            return subprocess.Popen(
-                command, cwd=self.folder, stdin=subprocess.PIPE, stdout=said, stderr=said, start_new_session=True
-            )
-
     def start(self) -> None:
         """Start the process and wait until it is at work."""
         ready = self.folder / f"{self.name}-ready"
-        self.process = self.begin(self.command(ready.name), "node.log")
+        with (self.folder / "node.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                self.command(ready.name),
+                cwd=self.folder,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
         wait_until(lambda: self._is_ready(ready), READY_SECONDS)
         self.port = orjson.loads(ready.read_bytes()).get("grpc_port", 0)
 

@@ -48,14 +48,13 @@ from bsfg.config.kinds import (
     list_of,
     one_of_or,
 )
-from bsfg.digest import SEMANTIC_FIELDS
 from bsfg.filters import FactFilter
 from bsfg.journey.append import Plausibility
 from bsfg.ports import Buffer
 from bsfg.retention import Overflow, Policy
 from bsfg.rules import DEFAULT_LIMITS
 from bsfg.rules import Limits as FactLimits
-from bsfg.sealing import LABEL_FIELD, IdStrategy, MessageIds
+from bsfg.sealing import LABEL_FIELD, SEMANTIC_FIELDS, IdStrategy, MessageIds
 from bsfg.throttle import Bandwidth
 
 # ruff: noqa: RUF009 - the calls in the class bodies declare fields; nothing they give is shared or mutable

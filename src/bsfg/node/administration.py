@@ -20,7 +20,7 @@ from bsfg.journey.link import PeerPosition
 from bsfg.journey.truncate import decide, truncate_before
 from bsfg.model import check_name
 from bsfg.node.authorize import Request
-from bsfg.node.links import Leases, parted
+from bsfg.node.links import Leases
 from bsfg.node.parts import NodeContext
 from bsfg.node.status import Rates, SeenMetrics, VisibleStreams, all_stats, backlog_of, consumer_views, document
 from bsfg.ports import (
@@ -352,8 +352,15 @@ class Administration:
 
     def _allowed_links(self, caller: Caller, links: Sequence[str]) -> tuple[list[str], dict[str, BsfgError]]:
         """Part the links that a pipeline may move from those that it may not."""
-        allowed, refused = parted(links, lambda link: self._check_link(caller, link), BsfgError)
-        return list(allowed), refused
+        allowed, refused = [], dict[str, BsfgError]()
+        for link in links:
+            try:
+                self._check_link(caller, link)
+            except BsfgError as error:
+                refused[link] = error
+            else:
+                allowed.append(link)
+        return allowed, refused
 
     async def report_links(self, caller: Caller, reports: Sequence[LinkReport]) -> list[GateView | BsfgError]:
         """Take reports about many links; each is taken or refused by itself."""

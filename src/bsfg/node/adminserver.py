@@ -15,8 +15,6 @@ from bsfg.node.administration import Administration
 from bsfg.ports import Buffer, ConsumerSpec, StartAt
 from bsfg.wire import admin_pb2 as pb
 from bsfg.wire.convert import (
-    as_message,
-    as_value,
     buffer_number,
     buffer_of,
     gap_message,
@@ -77,8 +75,14 @@ class AdminServicer:
 
     async def create_consumer(self, request: pb.CreateConsumerRequest, caller: Caller) -> pb.Consumer:
         """Create a durable consumer."""
-        buffer = buffer_of(request.buffer, Buffer.FORWARD)
-        spec = as_value(request, ConsumerSpec, buffer=buffer, start=_start(request.start))
+        spec = ConsumerSpec(
+            name=request.name,
+            stream=request.stream,
+            buffer=buffer_of(request.buffer, Buffer.FORWARD),
+            start=_start(request.start),
+            start_value=request.start_value,
+            required=request.required,
+        )
         return consumer_message(await self._service.create_consumer(caller, spec))
 
     async def retire_consumer(self, request: pb.RetireConsumerRequest, caller: Caller) -> pb.RetireConsumerResponse:
@@ -240,9 +244,22 @@ class AdminServicer:
 def consumer_message(view: ConsumerView) -> pb.Consumer:
     """Write a consumer."""
     state = view.state
-    ranges = [{"first": first, "last": last} for first, last in state.ranges]
-    spec = {**asdict(state.spec), "buffer": buffer_number(state.spec.buffer)}
-    return as_message(pb.Consumer, state, ranges=ranges, backlog=view.backlog, **asdict(state.checkpoint), **spec)
+    spec = state.spec
+    return pb.Consumer(
+        name=spec.name,
+        stream=spec.stream,
+        buffer=buffer_number(spec.buffer),
+        required=spec.required,
+        committed=state.checkpoint.committed,
+        next_to_send=state.checkpoint.next_to_send,
+        ranges=[{"first": first, "last": last} for first, last in state.ranges],
+        log_id=state.log_id,
+        created_unix_ms=state.created_unix_ms,
+        retired_reason=state.retired_reason,
+        backlog=view.backlog,
+        start=spec.start,
+        start_value=spec.start_value,
+    )
 
 
 def frontier_message(view: FrontierView) -> pb.FrontierView:
@@ -252,7 +269,16 @@ def frontier_message(view: FrontierView) -> pb.FrontierView:
 
 def gate_message(view: GateView) -> pb.Gate:
     """Write a gate."""
-    return as_message(pb.Gate, view.gate, link=view.link, side=view.side)
+    gate = view.gate
+    return pb.Gate(
+        link=view.link,
+        side=view.side,
+        mode=gate.mode,
+        since_unix_ms=gate.since_unix_ms,
+        reason=gate.reason,
+        held_by=gate.held_by,
+        held_until_unix_ms=gate.held_until_unix_ms,
+    )
 
 
 def leases_message(view: LeasesView) -> pb.LeasesResponse:
@@ -282,13 +308,18 @@ def link_report(found: pb.ReportLinkRequest) -> LinkReport:
         event = Event(found.event) if found.event else None
     except ValueError:
         raise InvalidArgument(f"{found.event[:80]!r} is no event of a gate") from None
-    return as_value(
-        found,
-        LinkReport,
+    return LinkReport(
+        link=found.link,
+        stream=found.stream,
         event=event,
+        backlog=found.backlog,
+        inserted=found.inserted,
+        repeated=found.repeated,
+        refused=found.refused,
         lag_seconds=found.lag_seconds if found.lag_seconds >= 0 else None,
         hold_code=found.hold_code[:80],
         hold_detail=found.hold_detail[:500],
+        lease=found.lease if found.HasField("lease") else None,
         reason=found.reason[:500],
         failure_code=found.failure_code[:80],
         hold_stream=found.hold_stream[:80],
@@ -302,23 +333,39 @@ def pipeline_report(found: pb.PipelineReport) -> PipelineReport:
         state = PipelineState(found.state)
     except ValueError:
         raise InvalidArgument(f"{found.state[:80]!r} is no state of a pipeline") from None
-    return as_value(
-        found,
-        PipelineReport,
+    return PipelineReport(
         name=found.name[:80],
         state=state,
         progress=one_line(found.progress[:500]),
+        runs=found.runs,
+        failures=found.failures,
+        failures_in_a_row=found.failures_in_a_row,
+        facts=found.facts,
         backlog=found.backlog if found.backlog >= 0 else None,
+        batches=found.batches,
         batch_seconds=found.batch_seconds if math.isfinite(found.batch_seconds) else 0.0,
         last_error=one_line(found.last_error[:500]),
+        last_error_unix_ms=found.last_error_unix_ms,
+        last_good_unix_ms=found.last_good_unix_ms,
+        next_unix_ms=found.next_unix_ms,
         finding=one_line(found.finding[:500]),
     )
 
 
 def quarantined_message(view: QuarantinedView) -> pb.Quarantined:
     """Write a quarantined fact without its bytes."""
-    key, place = view.quarantined.key._asdict(), {"stream": view.stream, "buffer": buffer_number(view.buffer)}
-    return as_message(pb.Quarantined, view.quarantined, facts=b"", **key, **place)
+    found = view.quarantined
+    return pb.Quarantined(
+        stream=view.stream,
+        buffer=buffer_number(view.buffer),
+        id=found.id,
+        at_unix_ms=found.at_unix_ms,
+        reason=found.reason,
+        from_zone=found.key.from_zone,
+        message_id=found.key.message_id,
+        existing_offset=found.existing_offset,
+        detail=found.detail,
+    )
 
 
 def _start(word: str) -> StartAt:

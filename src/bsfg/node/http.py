@@ -216,8 +216,15 @@ class HttpBoundary:
             size_bytes=int(length) if length and length.isdigit() else None,
         )
         stored = await self._boundary.put_object(caller, info, self._chunks(request))
-        names = ("bucket", "key", "digest", "size_bytes", "already_exists")
-        return _json({name: getattr(stored, name) for name in names})
+        return _json(
+            {
+                "bucket": stored.bucket,
+                "key": stored.key,
+                "digest": stored.digest,
+                "size_bytes": stored.size_bytes,
+                "already_exists": stored.already_exists,
+            }
+        )
 
     async def get_object(self, request: Request, caller: Caller) -> Response:
         """Download an artifact by name; a digest decides what is meant."""

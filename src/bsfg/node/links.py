@@ -9,16 +9,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TypeVar
 
 from bsfg.config.access import consumer_name
 from bsfg.errors import BsfgError, GateHeld, InvalidArgument, LeaseHeld, LeaseLost, UnknownLink
 from bsfg.gate import RECEIVER, SENDER, Event, Gate, Mode
 from bsfg.ports import Buffer, Clock
 from bsfg.wire.service import GateView, KeptLease, LeasesView, LeaseView, LinkReport
-
-Done = TypeVar("Done")
-Refused = TypeVar("Refused", bound=BsfgError)
 
 TTL_MS_MIN, TTL_MS_MAX = 1_000, 300_000
 NO_LINK = ""
@@ -103,12 +99,21 @@ class Leases:
             for link in links:
                 waiting.enter_context(self._waits(link, holder, False))
             while True:
-                taken, refused = parted(links, lambda link: self.acquire(link, holder, ttl_ms), LeaseHeld)
+                taken, refused = self._take(links, holder, ttl_ms)
                 left_seconds = deadline - asyncio.get_running_loop().time()
                 if taken or left_seconds <= 0 or self.heard_of(holder) > plan:
                     return taken, refused
                 soonest_ms = min((held.details["left_ms"] for held in refused.values()), default=ttl_ms)
                 await self._wait(links or [NO_LINK], min(left_seconds, soonest_ms / 1000 + 0.005))
+
+    def _take(self, links: Sequence[str], holder: str, ttl_ms: int) -> tuple[dict[str, Lease], dict[str, LeaseHeld]]:
+        taken, refused = {}, {}
+        for link in links:
+            try:
+                taken[link] = self.acquire(link, holder, ttl_ms)
+            except LeaseHeld as held:
+                refused[link] = held
+        return taken, refused
 
     def hear_of(self, holder: str, plan: int) -> None:
         """Take note of the plan that a part of a holder goes by; its other parts hear of one that is newer."""
@@ -147,8 +152,12 @@ class Leases:
         self, kept: Sequence[KeptLease], holder: str, ttl_ms: int, wait_seconds: float, is_new: Callable[[], bool]
     ) -> tuple[dict[str, Lease], dict[str, LeaseLost]]:
         """Renew many leases, and wait a while for something new about any of them; say which are lost."""
-        tokens = {each.link: each.token for each in kept}
-        leases, lost = parted(tokens, lambda link: self.renew(link, tokens[link], ttl_ms, holder), LeaseLost)
+        leases, lost = {}, {}
+        for each in kept:
+            try:
+                leases[each.link] = self.renew(each.link, each.token, ttl_ms, holder)
+            except LeaseLost as error:
+                lost[each.link] = error
         if not lost:
             seen = {each.link: each.seen for each in kept}
             with self._while_heard(leases):
@@ -261,19 +270,6 @@ class Leases:
                 waiting.discard(news)
                 if not waiting:
                     del self._news[link]
-
-
-def parted(
-    links: Iterable[str], work: Callable[[str], Done], refusal: type[Refused]
-) -> tuple[dict[str, Done], dict[str, Refused]]:
-    """Do something for each of many links, and give by link what came of it, or why it was refused."""
-    done, refused = dict[str, Done](), dict[str, Refused]()
-    for link in dict.fromkeys(links):
-        try:
-            done[link] = work(link)
-        except refusal as error:
-            refused[link] = error
-    return done, refused
 
 
 def check_ttl(ttl_ms: int) -> None:
@@ -511,15 +507,22 @@ class LinkRegistry:
         views, gone = self._leased(leases, ttl_ms)
         return LeasesView(views, {**unknown, **lost, **gone}, self.leases.heard_of(holder))
 
-    def _leased(self, leases: Mapping[str, Lease], ttl_ms: int) -> tuple[dict[str, LeaseView], Mapping[str, BsfgError]]:
+    def _leased(self, leases: Mapping[str, Lease], ttl_ms: int) -> tuple[dict[str, LeaseView], dict[str, BsfgError]]:
         """Describe leases to whoever has them; a link may have been taken out of the configuration meanwhile."""
         known, gone = self._known(list(leases))
         return {link: self.leased(link, leases[link], ttl_ms) for link in known}, gone
 
-    def _known(self, links: Sequence[str]) -> tuple[list[str], Mapping[str, BsfgError]]:
+    def _known(self, links: Sequence[str]) -> tuple[list[str], dict[str, BsfgError]]:
         """Part the links that there are from those that there are not."""
-        known, unknown = parted(links, self.gate, UnknownLink)
-        return list(known), unknown
+        known, unknown = [], dict[str, BsfgError]()
+        for link in dict.fromkeys(links):
+            try:
+                self.gate(link)
+            except UnknownLink as error:
+                unknown[link] = error
+            else:
+                known.append(link)
+        return known, unknown
 
     def leased(self, link: str, lease: Lease, ttl_ms: int) -> LeaseView:
         """Describe a lease to whoever has it: the mode of its gate, and who wants it."""

@@ -8,7 +8,7 @@ How far it is survives a restart.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -72,14 +72,16 @@ class Scrub:
         self._pace, self._state, self._clock, self._alerts, self._note, self._read = (
             pace, state, clock, alerts, note, read,
         )  # fmt: skip
-        recalled: Mapping[str, Any] = state.get("scrub", "pass") or {}
-        self._kept: dict[str, Any] = {"after": "", "begun_unix_ms": None, "ended_unix_ms": None, **recalled}
+        self._kept: dict[str, Any] = {"after": "", "begun_unix_ms": None, "ended_unix_ms": None, **self._recalled()}
         kept = self._kept.pop("rot", {})
         self._rot = {path: tuple(Rot(**each) for each in found) for path, found in kept.items()}
         self._total = self._done = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="bsfg-scrub")
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+
+    def _recalled(self) -> dict[str, Any]:
+        return dict(self._state.get("scrub", "pass") or {})
 
     def start(self) -> None:
         """Begin to read, after telling what was found before a restart and may not be read again for long."""

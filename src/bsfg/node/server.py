@@ -17,8 +17,6 @@ from bsfg.offload import STEP_FACTS, THREAD_BYTES, Step, by_size, step_of
 from bsfg.ports import Buffer, Confirmation, Frame, Result
 from bsfg.wire import boundary_pb2 as pb
 from bsfg.wire.convert import (
-    as_message,
-    as_value,
     buffer_of,
     confirmation_of,
     entry_message,
@@ -124,7 +122,16 @@ class BoundaryServicer:
         return await self._calls.admission.written(fetched, fetch_response(fetched), str(caller))
 
     async def _frames_at_once(self, request: pb.FetchRequest, caller: Caller) -> bytes:
-        wanted = self._wanted(request, request, request.limit, self._limits.frame_bytes)
+        wanted = FetchRequest(
+            max_facts=request.limit or FRAMES_FACTS_DEFAULT,
+            max_bytes=min(request.max_bytes or FRAMES_BYTES_DEFAULT, self._limits.frame_bytes),
+            wait_seconds=self._wait_seconds(request.wait_ms),
+            gaps_after=request.gaps_after,
+            after=request.after if request.HasField("after") else None,
+            sets=request.sets,
+            instance=request.instance,
+            filter=filter_of(request),
+        )
         async with self._calls.timeout(wanted.wait_seconds):
             fetched = await self._service.fetch(caller, request.consumer, wanted, _zones(request.carry_only))
         check_hashers(fetched.frames, request)
@@ -175,7 +182,16 @@ class BoundaryServicer:
             yield frame
 
     async def _consumer_reading(self, request: pb.FetchFramesRequest, caller: Caller) -> Reading:
-        wanted = self._wanted(request, request.consumer, request.max_facts, self._limits.sending_bytes // 2)
+        wanted = FetchRequest(
+            max_facts=request.max_facts or FRAMES_FACTS_DEFAULT,
+            max_bytes=min(request.max_bytes or FRAMES_BYTES_DEFAULT, self._limits.sending_bytes // 2),
+            wait_seconds=self._wait_seconds(request.consumer.wait_ms),
+            gaps_after=request.consumer.gaps_after,
+            after=request.consumer.after if request.consumer.HasField("after") else None,
+            sets=request.consumer.sets,
+            instance=request.instance,
+            filter=filter_of(request),
+        )
         zones = _zones(request.carry_only)
         async with self._calls.timeout(wanted.wait_seconds):
             return await self._service.fetch_frames(caller, request.consumer.consumer, wanted, zones)
@@ -317,24 +333,6 @@ class BoundaryServicer:
             for start in range(0, len(piece), CHUNK_BYTES):
                 yield pb.GetObjectResponse(chunk=piece[start : start + CHUNK_BYTES])
 
-    def _wanted(
-        self,
-        request: pb.FetchRequest | pb.FetchFramesRequest,
-        position: pb.FetchRequest | pb.ConsumerSelection,
-        max_facts: int,
-        most_bytes: int,
-    ) -> FetchRequest:
-        """Read what is asked for as frames, and from where on."""
-        return as_value(
-            position,
-            FetchRequest,
-            max_facts=max_facts or FRAMES_FACTS_DEFAULT,
-            max_bytes=min(request.max_bytes or FRAMES_BYTES_DEFAULT, most_bytes),
-            wait_seconds=self._wait_seconds(position.wait_ms),
-            instance=request.instance,
-            filter=filter_of(request),
-        )
-
     def _wait_seconds(self, wait_ms: int) -> float:
         return min(wait_ms / 1000, self._limits.fetch_wait_max_seconds)
 
@@ -353,12 +351,14 @@ async def _committed(sequence: int, outcome: Awaitable[AppendOutcome], *, ids_de
 
 def fetch_response(fetched: Fetched) -> Iterator[Step]:
     """Write an answer fact by fact, in pieces: messages one after the other are one message with the lists of all."""
-    yield as_message(
-        pb.FetchResponse,
-        fetched,
+    yield pb.FetchResponse(
+        start=fetched.start,
         next_offset=fetched.frames[-1].last + 1 if fetched.frames else fetched.start,
-        frames=[],
+        log_id=fetched.log_id,
+        end=fetched.end,
+        chain_head=fetched.chain_head,
         gaps=[gap_message(gap) for gap in fetched.gaps],
+        gaps_token=fetched.gaps_token,
     ).SerializeToString()
     for frame in fetched.frames:
         if frame.entries is not None:
@@ -378,12 +378,13 @@ def append_response(outcome: AppendOutcome) -> pb.AppendResponse:
     [appended] = outcome.results()
     if appended.result == Result.CONFLICT:
         raise outcome.conflicts()[0]
-    return as_message(
-        pb.AppendResponse,
-        appended,
-        result=int(appended.result),
+    return pb.AppendResponse(
+        offset=appended.offset,
+        result=int(appended.result),  # type: ignore[arg-type]
+        digest=appended.digest,
         chain_head=outcome.chain_head,
         appended_at_unix_ms=outcome.receipt.appended_at_unix_ms,
+        message_id=appended.message_id,
         hasher=None if appended.hasher == SHA256_NAME else appended.hasher,
     )
 
@@ -419,8 +420,17 @@ def put_ack(sequence: int, outcome: PutOutcome) -> pb.PutAck:
     held = None
     if outcome.held_code:
         held = pb.Error(code=outcome.held_code, message=outcome.held_detail)
-    refusals = [refusal_message(each) for each in outcome.refusals]
-    return as_message(pb.PutAck, outcome, sequence=sequence, refusals=refusals, error=held, held=held is not None)
+    return pb.PutAck(
+        sequence=sequence,
+        inserted=outcome.inserted,
+        repeated=outcome.repeated,
+        refusals=[refusal_message(each) for each in outcome.refusals],
+        through=outcome.through,
+        chain_head=outcome.chain_head,
+        refetch_at=outcome.refetch_at,
+        error=held,
+        held=bool(outcome.held_code),
+    )
 
 
 def _zones(names: Any) -> frozenset[str] | None:

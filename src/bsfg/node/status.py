@@ -22,7 +22,7 @@ from bsfg.node.authorize import Matrix
 from bsfg.node.backends import SharedStorage
 from bsfg.node.parts import NodeContext
 from bsfg.ports import Buffer, BufferStats, ConsumerState
-from bsfg.wire.service import ConsumerView
+from bsfg.wire.service import ConsumerView, GateView
 from bsfg.wording import count_text, counted, duration_text, hours_text, percent_text, shown_seconds
 
 LAG_WARNING_SECONDS, LAG_ALERT_SECONDS = 0.1, 1.0
@@ -508,18 +508,28 @@ def _links(parts: NodeContext) -> list[dict[str, Any]]:
         {
             "link": view.link,
             "side": view.side,
-            # The gates of a sender are named after the zone that pulls, which decides what moves the link.
-            "zone": view.link if link is None else link.zone,
+            "zone": _zone_of(parts, view),
             "mode": str(view.gate.mode),
             "since_unix_ms": view.gate.since_unix_ms,
             "reason": view.gate.reason,
             "held_by": view.gate.held_by,
             "held_until_unix_ms": view.gate.held_until_unix_ms,
-            "engine": None if link is None else str(link.engine),
+            "engine": _engine_of(parts, view),
             "lease": registry.leases.holder(view.link) if view.side == RECEIVER else None,
             "trouble": registry.trouble(view.link, view.side),
             "reports": reports.get(view.link, []) if view.side == RECEIVER else [],
         }
         for view in registry.gates()
-        for link in [parts.settings.links.get(view.link) if view.side == RECEIVER else None]
     ]
+
+
+def _engine_of(parts: NodeContext, view: GateView) -> str | None:
+    """Give what is meant to move a link; the other side decides that where this one serves."""
+    link = parts.settings.links.get(view.link) if view.side == RECEIVER else None
+    return str(link.engine) if link is not None else None
+
+
+def _zone_of(parts: NodeContext, view: GateView) -> str:
+    """Give the zone at the other end; the sender's gates are named after it."""
+    link = parts.settings.links.get(view.link) if view.side == RECEIVER else None
+    return link.zone if link is not None else view.link

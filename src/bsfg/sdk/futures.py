@@ -110,8 +110,11 @@ class Outcome:
             self.digests = np.zeros((self.count, DIGEST_BYTES), np.uint8)
             self._filled = np.zeros(self.count, bool)
         known = self.receipt
-        known.offsets[rows], known.results[rows] = receipt.offsets, receipt.results
-        self.digests[rows] = appended.digests
+        known.offsets[rows], known.results[rows], self.digests[rows] = (
+            receipt.offsets,
+            receipt.results,
+            appended.digests,
+        )
         if appended.message_ids is not None:
             ids = list(self.ids)
             for row, id in zip(rows.tolist(), appended.message_ids, strict=True):

@@ -101,8 +101,11 @@ class ProducerIntake:
     def __init__(self, limits: BatchLimits, loop: asyncio.AbstractEventLoop, *, deadline_seconds: float | None) -> None:
         self.limits, self._loop, self._deadline_seconds = limits, loop, deadline_seconds
         # Looked at for every fact, hence so near at hand.
-        self._max_facts, self._max_bytes = limits.max_facts, limits.max_bytes
-        self.max_queued_bytes = limits.max_queued_bytes
+        self._max_facts, self._max_bytes, self.max_queued_bytes = (
+            limits.max_facts,
+            limits.max_bytes,
+            limits.max_queued_bytes,
+        )
         self.lanes: dict[str, StreamIntake] = {}
         self.queued_bytes = 0
         self.closing = False

@@ -68,7 +68,7 @@ class Shipment:
         self._over()
 
     def _settle_parts(self, appended: Appended) -> None:
-        rows = self._rows()
+        rows = np.arange(len(self.facts)) if self.rows is None else self.rows
         for part in self.parts:
             if part.outcome is None:
                 continue
@@ -80,8 +80,13 @@ class Shipment:
         """Take facts out that the node will never accept; their futures fail."""
         bad = sorted(set(at))
         self.refused.append((self.facts.take(bad), error))
-        rows = self._rows()
-        self._fail(rows[bad], error)
+        rows = np.arange(len(self.facts)) if self.rows is None else self.rows
+        for part in self.parts:
+            if part.outcome is not None:
+                chosen = rows[bad]
+                mine = chosen[(chosen >= part.start) & (chosen < part.start + part.count)]
+                if len(mine):
+                    part.outcome.fail(error, (mine - part.start).tolist())
         keep = np.setdiff1d(np.arange(len(self.facts)), bad)
         self.rows, self.facts = rows[keep], self.facts.take(keep)
         if not len(keep):
@@ -89,21 +94,16 @@ class Shipment:
 
     def give_up(self, error: BsfgError) -> None:
         """Let all futures fail; the shipment is over, and what became of its facts may be unknown."""
-        self._fail(self._rows(), error)
-        self._over()
-
-    def _rows(self) -> np.ndarray:
-        return np.arange(len(self.facts)) if self.rows is None else self.rows
-
-    def _fail(self, rows: np.ndarray, error: BsfgError) -> None:
+        rows = np.arange(len(self.facts)) if self.rows is None else self.rows
         for part in self.parts:
-            mine = rows[(rows >= part.start) & (rows < part.start + part.count)]
-            if part.outcome is not None and len(mine):
+            if part.outcome is not None:
+                mine = rows[(rows >= part.start) & (rows < part.start + part.count)]
                 part.outcome.fail(error, (mine - part.start).tolist())
+        self._over()
 
     def halves(self) -> tuple[Shipment, Shipment]:
         """Give the shipment as two that are sent by themselves; it is over when both are."""
-        rows = self._rows()
+        rows = np.arange(len(self.facts)) if self.rows is None else self.rows
         middle, left = len(self.facts) // 2, [2]
 
         def over(half: Shipment) -> None:

@@ -73,14 +73,7 @@ class NodeAccess:
     @property
     def watched(self) -> Any:
         """The certificates as connections use them, None without TLS."""
-        from bsfg.wire.tls import Material, TlsFiles, Watched
-
-        if self.ca is None or self.certificate is None or self.key is None:
-            return None
-        parts = (self.ca, self.certificate, self.key)
-        if not any(PEM in part for part in parts):
-            return Watched(TlsFiles(*map(Path, parts)))
-        return _Unchanging(Material(*(_content(part) for part in parts)))
+        return self._watched()
 
     def options(self, prefix: str = "") -> dict[str, str]:
         """Give it as the options of the data source, or as those that begin with a prefix."""
@@ -93,7 +86,17 @@ class NodeAccess:
         """Make a connection for the running event loop; nothing is sent before its first call."""
         from bsfg.wire.connection import Connection
 
-        return Connection(self.address, watched=self.watched, server_name=self.server_name, to_peer=self.to_peer)
+        return Connection(self.address, watched=self._watched(), server_name=self.server_name, to_peer=self.to_peer)
+
+    def _watched(self) -> Any:
+        from bsfg.wire.tls import Material, TlsFiles, Watched
+
+        if self.ca is None or self.certificate is None or self.key is None:
+            return None
+        parts = (self.ca, self.certificate, self.key)
+        if not any(PEM in part for part in parts):
+            return Watched(TlsFiles(*map(Path, parts)))
+        return _Unchanging(Material(*(_content(part) for part in parts)))
 
 
 def _content(part: str) -> bytes:

@@ -20,7 +20,12 @@ from bsfg.spark.options import READ_STREAM, parse
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.listener import QueryProgressEvent
+    from pyspark.sql.streaming.listener import (
+        QueryIdleEvent,
+        QueryProgressEvent,
+        QueryStartedEvent,
+        QueryTerminatedEvent,
+    )
     from pyspark.sql.streaming.query import StreamingQuery
 
 log = logging.getLogger("bsfg.spark")
@@ -39,20 +44,7 @@ def confirm_batches(spark: SparkSession, query: StreamingQuery, options: Mapping
     return listener
 
 
-class BatchListener(StreamingQueryListener):
-    """Hears of micro-batches, and takes no note of anything else."""
-
-    def onQueryStarted(self, event: Any) -> None:
-        """A query begins."""
-
-    def onQueryIdle(self, event: Any) -> None:
-        """A query has nothing to do."""
-
-    def onQueryTerminated(self, event: Any) -> None:
-        """A query has ended; who started it sees that by itself."""
-
-
-class ConfirmingListener(BatchListener):
+class ConfirmingListener(StreamingQueryListener):
     """Hears of every micro-batch of one query that is done, and confirms for the consumers what it ended with.
 
     A node that is away is told with a later batch. A confirmation never runs ahead of Spark: its checkpoint knows that
@@ -71,10 +63,19 @@ class ConfirmingListener(BatchListener):
         self._questions, self._confirmed = SourceQuestions(), dict[str, int]()
         self._confirming = Lock()
 
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        """Take no note of a start."""
+
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         """Confirm what the batch ended with."""
         if str(event.progress.id) == self._id:
             self._confirm([source.endOffset for source in event.progress.sources])
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        """Take no note of idle times."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        """Take no note of the end: `close` sees to what was heard of last."""
 
     def confirm_last(self) -> None:
         """Confirm the last batch that the query tells of."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -63,7 +63,10 @@ class WriteSums:
 
     def to_dict(self) -> dict[str, Any]:
         """Give the form that is written to a file of results."""
-        refusals = [asdict(each) for each in self.refusals]
+        refusals = [
+            {"first": each.first, "last": each.last, "reason": each.reason, "detail": each.detail}
+            for each in self.refusals
+        ]
         found = {"facts": self.facts, "inserted": self.inserted, "repeated": self.repeated}
         found |= {"conflicts": self.conflicts, "gaps": self.gaps}
         positions = {"first": self.first, "last": self.last, "log_id": self.log_id}

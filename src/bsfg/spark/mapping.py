@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from bsfg.batch import EntryBatch, FactBatch
-from bsfg.columns import ENTRY_SCHEMA, FACT_SCHEMA, texts
+from bsfg.columns import ENTRY_SCHEMA, FACT_SCHEMA
 from bsfg.errors import FrameInvalid, InvalidFact
 from bsfg.fact import JSON_MEDIA_TYPE
 from bsfg.ports import Frame, GapRecord
@@ -20,7 +20,14 @@ from bsfg.retention import GapReason
 
 LABELS = pa.map_(pa.string(), pa.string())
 ARTIFACT = pa.struct(
-    [*texts("bucket", "key", "digest"), pa.field("size_bytes", pa.int64()), *texts("media_type", "file_name")]
+    [
+        pa.field("bucket", pa.string()),
+        pa.field("key", pa.string()),
+        pa.field("digest", pa.string()),
+        pa.field("size_bytes", pa.int64()),
+        pa.field("media_type", pa.string()),
+        pa.field("file_name", pa.string()),
+    ]
 )
 _STRING = pa.string()
 _ESCAPED = r'["\\\x00-\x1f]'
@@ -119,19 +126,29 @@ SPARK_SCHEMA = pa.schema(
     [
         pa.field("offset", pa.int64()),
         pa.field("appended_at", TIME),
-        *texts("message_id", "from_zone", "to_zone"),
+        pa.field("message_id", pa.string()),
+        pa.field("from_zone", pa.string()),
+        pa.field("to_zone", pa.string()),
         pa.field("produced_at", TIME),
-        *texts("correlation_id", "causation_id"),
+        pa.field("correlation_id", pa.string()),
+        pa.field("causation_id", pa.string()),
         pa.field("labels", LABELS),
-        *texts("object_media_type", "object_schema", "signature", "subject", "predicate"),
+        pa.field("object_media_type", pa.string()),
+        pa.field("object_schema", pa.string()),
+        pa.field("signature", pa.string()),
+        pa.field("subject", pa.string()),
+        pa.field("predicate", pa.string()),
         pa.field("object", pa.binary()),
-        *texts("object_text"),
+        pa.field("object_text", pa.string()),
         pa.field("artifact", ARTIFACT),
         pa.field("digest", pa.binary()),
         pa.field("origin_zone", pa.string()),
         pa.field("origin_offset", pa.int64()),
         pa.field("origin_appended_at", TIME),
-        *texts("stream", "buffer", "log_id", "source"),
+        pa.field("stream", pa.string()),
+        pa.field("buffer", pa.string()),
+        pa.field("log_id", pa.string()),
+        pa.field("source", pa.string()),
         pa.field("gap", GAP),
     ]
 )

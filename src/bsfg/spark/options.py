@@ -393,8 +393,14 @@ class SourceOptions:
     @property
     def filter(self) -> FactFilter:
         """Which facts are read."""
-        names = ("subjects", "predicates", "fromZones", "toZones", "producedFrom", "producedBefore")
-        return FactFilter(*(self[name] for name in names))
+        return FactFilter(
+            self["subjects"],
+            self["predicates"],
+            self["fromZones"],
+            self["toZones"],
+            self["producedFrom"],
+            self["producedBefore"],
+        )
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -75,16 +75,25 @@ class Diary:
 @contextmanager
 def listening(spark: SparkSession, diary: Diary) -> Iterator[None]:
     """Write down every micro-batch that Spark's streaming queries tell of, while a block runs."""
-    from bsfg.spark.confirming import BatchListener
+    from pyspark.sql.streaming.listener import StreamingQueryListener
 
-    class BatchCounter(BatchListener):
+    class BatchListener(StreamingQueryListener):
         """Counts micro-batches."""
+
+        def onQueryStarted(self, event: Any) -> None:
+            """A query begins."""
 
         def onQueryProgress(self, event: Any) -> None:
             """A micro-batch is done."""
             diary.batch(event.progress.durationMs.get("triggerExecution", 0) / 1000)
 
-    listener = BatchCounter()
+        def onQueryIdle(self, event: Any) -> None:
+            """A query has nothing to do."""
+
+        def onQueryTerminated(self, event: Any) -> None:
+            """A query has ended; who started it sees that by itself."""
+
+    listener = BatchListener()
     spark.streams.addListener(listener)
     try:
         yield

@@ -25,6 +25,7 @@ from bsfg.wire.convert import (
     gap_set_of,
     position_message,
     position_of,
+    release_message,
 )
 from bsfg.wire.service import (
     ConsumerView,
@@ -260,7 +261,7 @@ def _gate(found: pb.Gate) -> GateView:
 
 
 def _memo(memo: PeerMemo) -> pb.RememberPeerRequest:
-    settles = None if memo.settles is None else pb.Release(**asdict(memo.settles))
+    settles = None if memo.settles is None else release_message(memo.settles)
     return pb.RememberPeerRequest(
         link=memo.link, stream=memo.stream, position=position_message(memo.position), lease=memo.lease, settles=settles
     )

@@ -26,7 +26,6 @@ from bsfg.wire.convert import (
     LogEvidence,
     SumCall,
     SumOutcome,
-    as_message,
     buffer_number,
     check_ranges,
     confirm_request,
@@ -137,15 +136,17 @@ class BoundaryClient:
     async def _whole_answer(
         self, consumer: str, request: FetchRequest, carry_only: Sequence[str], room: _Room
     ) -> Sequence[Any]:
-        message = as_message(
-            pb.FetchRequest,
-            request,
+        message = pb.FetchRequest(
             consumer=consumer,
             limit=request.max_facts,
+            max_bytes=request.max_bytes,
             wait_ms=int(request.wait_seconds * 1000),
             carry_only=carry_only,
             frames=True,
+            gaps_after=request.gaps_after,
+            after=request.after,
             ages=True,
+            sets=request.sets,
             hashers=hashers_here(),
             instance=self._instance,
             packed=self._packs,
@@ -166,8 +167,12 @@ class BoundaryClient:
         self, consumer: str, request: FetchRequest, carry_only: Sequence[str], room: _Room
     ) -> Fetched:
         message = pb.FetchFramesRequest(
-            consumer=as_message(
-                pb.ConsumerSelection, request, consumer=consumer, wait_ms=int(request.wait_seconds * 1000)
+            consumer=pb.ConsumerSelection(
+                consumer=consumer,
+                wait_ms=int(request.wait_seconds * 1000),
+                gaps_after=request.gaps_after,
+                after=request.after,
+                sets=request.sets,
             ),
             max_facts=request.max_facts,
             max_bytes=request.max_bytes,

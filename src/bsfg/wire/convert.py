@@ -234,6 +234,11 @@ def position_message(position: PeerPosition) -> admin_pb.PeerPosition:
     return admin_pb.PeerPosition(**asdict(position))
 
 
+def release_message(release: Release) -> admin_pb.Release:
+    """Write what an operator accepted."""
+    return admin_pb.Release(**asdict(release))
+
+
 def release_of(found: admin_pb.Release) -> Release:
     """Read what an operator accepted."""
     return as_value(found, Release)
@@ -279,10 +284,11 @@ def listed_gaps(gaps: Sequence[GapSet], answer: Callable[..., Any]) -> Iterator[
 def evidence_pieces(found: LogEvidence, *, sets: bool = False) -> Iterator[bytes]:
     """Write the evidence of a log, its gap records as sets for those who know them, in the pieces of a message."""
     history = found.history
-    yield as_message(
-        pb.GetEvidenceResponse,
-        found,
-        gaps=[],
+    yield pb.GetEvidenceResponse(
+        log_id=found.log_id,
+        start=found.start,
+        end=found.end,
+        chain_head=found.chain_head,
         gap_sets=[gap_set_message(each) for each in found.gaps] if sets else [],
         kept=[pb.KeptRange(**asdict(kept)) for kept in history.kept],
         cursors=[_cursor_message(state) for state in found.cursors],
@@ -312,8 +318,13 @@ def evidence_of(found: pb.GetEvidenceResponse, stream: str, buffer: Buffer) -> L
 
 
 def _cursor_message(state: ConsumerState) -> pb.CursorEvidence:
-    committed = state.checkpoint.committed
-    return as_message(pb.CursorEvidence, state.spec, committed=committed, peer_head=state.peer_head)
+    return pb.CursorEvidence(
+        name=state.spec.name,
+        committed=state.checkpoint.committed,
+        start=state.spec.start,
+        start_value=state.spec.start_value,
+        peer_head=state.peer_head,
+    )
 
 
 def _cursor_of(found: pb.CursorEvidence, stream: str, buffer: Buffer, log_id: str) -> ConsumerState:
@@ -361,10 +372,11 @@ class SumOutcome:
 def sum_request(call: SumCall) -> pb.SumFactsRequest:
     """Write what is to be summed up."""
     scope, received = call.scope, call.side == RECEIVER
-    return as_message(
-        pb.SumFactsRequest,
-        call,
+    return pb.SumFactsRequest(
+        stream=call.stream,
         buffer=buffer_number(call.buffer),
+        first=call.first,
+        end=call.end,
         secret=scope.secret,
         range_facts=scope.range_facts,
         bodies=scope.deep,
@@ -408,25 +420,29 @@ def sums_response(head: Fetched, summation: Summation) -> bytes:
     """Write what was found."""
     found = summation.found
     sums = list(found.ranges.values())
-    response: bytes = as_message(
-        pb.SumFactsResponse,
-        found,
+    response: bytes = pb.SumFactsResponse(
         log_id=head.log_id,
         log_end=head.end,
         end=summation.next_offset,
         facts=found.read,
+        size_bytes=found.size_bytes,
         numbers=list(found.ranges),
         counts=[each.count for each in sums],
         first_sums=[each.first_lane for each in sums],
         second_sums=[each.second_lane for each in sums],
         first_places=[each.first_place for each in sums],
         last_places=[each.last_place for each in sums],
+        left_out=found.left_out,
         gap_sets=[gap_set_message(each) for each in grouped([*found.gaps, *found.gap_sets])],
         altered=map(_named_message, found.altered),
+        altered_count=found.altered_count,
         descents=[
             pb.EntryDescent(entry=_named_message(each.entry), behind=_named_message(each.behind))
             for each in found.descents
         ],
+        descents_count=found.descents_count,
+        lowest=found.lowest,
+        highest=found.highest,
         first_entry=_named_message(found.first_entry) if found.first_entry is not None else None,
         last_entry=_named_message(found.last_entry) if found.last_entry is not None else None,
         paths=[pb.EntryPath(origin_zone=origin, from_zone=source) for origin, source in found.paths],
@@ -446,17 +462,21 @@ def sums_of(answer: pb.SumFactsResponse, call: SumCall) -> SumOutcome:
     ):
         raise FrameInvalid(f"a node summed up {call.first} to {call.end} and told what cannot be")
     columns = (answer.counts, answer.first_sums, answer.second_sums, answer.first_places, answer.last_places)
-    found = as_value(
-        answer,
-        RangeSums,
-        side=call.side,
-        first=call.first,
-        ranges=dict(zip(answer.numbers, map(RangeSum, *columns), strict=True)),
-        read=answer.facts,
-        left_out=dict(answer.left_out),
+    found = RangeSums(
+        call.side,
+        call.first,
+        answer.end,
+        dict(zip(answer.numbers, map(RangeSum, *columns), strict=True)),
+        answer.facts,
+        answer.size_bytes,
+        dict(answer.left_out),
         gap_sets=gaps,
         altered=list(map(_named_of, answer.altered)),
+        altered_count=answer.altered_count,
         descents=[Descent(_named_of(each.entry), _named_of(each.behind)) for each in answer.descents],
+        descents_count=answer.descents_count,
+        lowest=answer.lowest if answer.HasField("lowest") else None,
+        highest=answer.highest if answer.HasField("highest") else None,
         first_entry=_named_of(answer.first_entry) if answer.HasField("first_entry") else None,
         last_entry=_named_of(answer.last_entry) if answer.HasField("last_entry") else None,
         paths={

@@ -152,8 +152,17 @@ def pieces(entries: EntryBatch, max_bytes: int) -> Iterator[EntryBatch]:
 
 def head_message(fetched: Fetched) -> pb.FetchFrame:
     """Write what the frames of an answer belong to."""
-    gaps, sets = [gap_message(gap) for gap in fetched.gaps], [gap_set_message(each) for each in fetched.gap_sets]
-    head = as_message(pb.FetchHead, fetched, gaps=gaps, gap_sets=sets)
+    head = pb.FetchHead(
+        log_id=fetched.log_id,
+        start=fetched.start,
+        end=fetched.end,
+        chain_head=fetched.chain_head,
+        gaps=[gap_message(gap) for gap in fetched.gaps],
+        gaps_token=fetched.gaps_token,
+        served_at_unix_ms=fetched.served_at_unix_ms,
+        gap_sets=[gap_set_message(each) for each in fetched.gap_sets],
+        stream=fetched.stream,
+    )
     return pb.FetchFrame(first=fetched.start, last=fetched.start - 1, head=head)
 
 
@@ -199,7 +208,19 @@ def read_head(message: pb.FetchFrame, frames: Sequence[Frame] = ()) -> Fetched:
         if (length := len(getattr(head, name))) > most:
             raise FrameInvalid(f"the {name} of an answer has a length of {length}, the limit is {most}")
     gaps, sets = [gap_of(gap) for gap in head.gaps], tuple(gap_sets_of(head.gap_sets))
-    return as_value(head, Fetched, frames=frames, gaps=gaps, gap_sets=sets)
+    served_at = head.served_at_unix_ms if head.HasField("served_at_unix_ms") else None
+    return Fetched(
+        head.log_id,
+        head.start,
+        head.end,
+        head.chain_head,
+        frames,
+        gaps,
+        head.gaps_token,
+        served_at_unix_ms=served_at,
+        gap_sets=sets,
+        stream=head.stream if head.HasField("stream") else None,
+    )
 
 
 def ack_message(sequence: int, outcome: AppendOutcome, *, ids_derived: bool = False) -> pb.AppendAck:

@@ -232,7 +232,8 @@ class QuarantinedView:
             "buffer": str(self.buffer),
             "at_unix_ms": found.at_unix_ms,
             "reason": found.reason,
-            **found.key._asdict(),
+            "from_zone": found.key.from_zone,
+            "message_id": found.key.message_id,
             "existing_offset": found.existing_offset if found.existing_offset >= 0 else None,
             "detail": found.detail,
         }

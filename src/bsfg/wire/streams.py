@@ -22,7 +22,7 @@ from bsfg.ports import Frame, Gap, GapRecord, GapSet, Receipt
 from bsfg.retry import Backoff
 from bsfg.wire import boundary_pb2 as pb
 from bsfg.wire.connection import CALLS_IN_VAIN, Connection, unreadable
-from bsfg.wire.convert import as_value, gap_message, gap_set_message, refusal_of
+from bsfg.wire.convert import gap_message, gap_set_message, refusal_of
 from bsfg.wire.frames import read_ack, with_batch
 from bsfg.wire.service import PutOutcome
 from bsfg.wire.status import error_of, was_not_sent
@@ -331,9 +331,16 @@ def put_outcome(ack: pb.PutAck) -> PutOutcome:
     """Read what became of a frame that was put."""
     if ack.HasField("error") and not ack.held:
         raise error_of(ack.error)
-    held = (ack.error.code, ack.error.message) if ack.held else ("", "")
-    refusals = [refusal_of(each) for each in ack.refusals]
-    return as_value(ack, PutOutcome, refusals=refusals, held_code=held[0], held_detail=held[1])
+    return PutOutcome(
+        through=ack.through,
+        inserted=ack.inserted,
+        repeated=ack.repeated,
+        refusals=[refusal_of(each) for each in ack.refusals],
+        chain_head=ack.chain_head,
+        refetch_at=ack.refetch_at if ack.HasField("refetch_at") else None,
+        held_code=ack.error.code if ack.held else "",
+        held_detail=ack.error.message if ack.held else "",
+    )
 
 
 async def batched(message: Any, field: str, batch: FactBatch) -> bytes:

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -97,16 +97,6 @@ def about_process(pid: int, name: str) -> bytes:
         return Path(f"/proc/{pid}/{name}").read_bytes()
     except OSError:
         return b""
-
-
-def processes_of(session: int) -> list[int]:
-    """List the processes of a session."""
-    pids = []
-    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
-        with suppress(OSError):  # it may have ended by now
-            if os.getsid(pid) == session:
-                pids.append(pid)
-    return pids
 
 
 BenchSite = LoopbackSite[BenchZone]

@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from bsfg.batch import FactBatch
 from bsfg.cli.bench.node_client import BenchProcess
-from bsfg.cli.bench.node_measure import STREAM, BenchZone, BufferWatch, about_process, cpu_seconds, processes_of
+from bsfg.cli.bench.node_measure import STREAM, BenchZone, BufferWatch, about_process, cpu_seconds
 from bsfg.cli.bench.store import Aim, percentile, steps
 from bsfg.cli.bench.workload import batch_of
 from bsfg.cli.zones import certificates, wait_until
@@ -110,7 +110,10 @@ class Hub:
     def start_pipeline(self) -> None:
         """Start to move all links."""
         command = [sys.executable, "-m", "bsfg.cli.zones", "pipeline", "replicate", "-c", "zone.toml"]
-        self._pipeline = self.zone.begin(command, "pipeline.log")
+        with (self.zone.folder / "pipeline.log").open("wb") as log:
+            self._pipeline = subprocess.Popen(
+                command, cwd=self.zone.folder, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
+            )
 
     def is_moving(self) -> bool:
         """Tell whether every link is normal, and held by somebody; raises when nobody ever will."""
@@ -138,7 +141,8 @@ class Hub:
     def processes(self) -> list[int]:
         """List the node's process and those of the pipeline."""
         assert self._pipeline is not None
-        return [self.zone.pid, *processes_of(self._pipeline.pid)]
+        pids = map(int, filter(str.isdigit, os.listdir("/proc")))
+        return [self.zone.pid, *(pid for pid in pids if _session_of(pid) == self._pipeline.pid)]
 
     def workers(self) -> list[int]:
         """List the processes of tasks, the one that has worked most first."""
@@ -265,6 +269,13 @@ def _proportional_kb(pid: int) -> int:
 def _parent(pid: int) -> int:
     fields = about_process(pid, "stat").rpartition(b")")[2].split()
     return int(fields[1]) if len(fields) > 1 else 0
+
+
+def _session_of(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return -1
 
 
 def aims_of(numbers: dict[str, Any]) -> list[Aim]:

@@ -23,11 +23,9 @@ from bsfg.cli.bench.node_measure import (
     BenchSite,
     BenchZone,
     Rate,
-    about_process,
     handoff,
     job_of,
     live,
-    processes_of,
 )
 from bsfg.cli.bench.store import Aim, steps
 from bsfg.cli.bench.workload import BATCH_FACTS, FROM_ZONE, TO_ZONE, batch_of
@@ -184,9 +182,15 @@ def _note_rss(samples: BenchSamples, when: str) -> None:
 
 def _rss_mb(word: bytes) -> float:
     """Add up the memory of those processes below this one whose command line holds a word."""
-    pids = (pid for pid in processes_of(os.getsid(0)) if word in about_process(pid, "cmdline"))
-    pages = sum(int(size) for pid in pids for size in about_process(pid, "statm").split()[1:2])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+    total = 0
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        folder = Path("/proc") / pid
+        try:
+            if word in (folder / "cmdline").read_bytes() and os.getsid(int(pid)) == os.getsid(0):
+                total += int((folder / "statm").read_text(encoding="ascii").split()[1])
+        except (OSError, ValueError):
+            continue
+    return total * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 # How long commands take of which Java's start is the most: from the start of the process to the first fact at the
@@ -275,7 +279,8 @@ def _job(zone: BenchZone, *arguments: str) -> float:
 @contextmanager
 def _started(zone: BenchZone, *arguments: str) -> Iterator[None]:
     command = [sys.executable, "-m", "bsfg.cli.zones", "pipeline", *arguments, "-c", "zone.toml"]
-    process = zone.begin(command, "pipeline.log")
+    with (zone.folder / "pipeline.log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=zone.folder, stdin=subprocess.PIPE, stdout=log, stderr=log)
     try:
         yield
     finally:

@@ -285,7 +285,6 @@ class DemoVerdict:
 
     def to_dict(self) -> dict[str, Any]:
         """Give the JSON form."""
-        lags = {"before": self.before, "after": self.after, "overall": self.overall}
         return {
             "ok": self.ok,
             "engine": self.engine,
@@ -300,7 +299,11 @@ class DemoVerdict:
             "append_ms_max": self.append_ms_max,
             "answer_ms_max": round(self.answer_ms_max, 1),
             "lag_ms_p50": self.before.p50 if self.before is not None else None,
-            "lag_ms": {name: None if lag is None else asdict(lag) for name, lag in lags.items()},
+            "lag_ms": {
+                "before": asdict(self.before) if self.before is not None else None,
+                "after": asdict(self.after) if self.after is not None else None,
+                "overall": asdict(self.overall) if self.overall is not None else None,
+            },
             "modes": self.modes,
             "modes_seen": self.modes_seen,
             "ways": [

@@ -188,28 +188,32 @@ class DemoStage:
         ends = time.monotonic() + seconds
         self.note = what
         while not condition():
+            if self.failure is not None:
+                raise self.failure
             left_seconds = ends - time.monotonic()
             if left_seconds <= 0:
                 raise TimedOut(
                     f"the demo waited {seconds:.0f} s in vain for {what}",
                     hint="Is this machine very busy? Try again, or try a smaller one: --quick --engine native.",
                 )
-            await self._change(left_seconds)
+            self._news.clear()
+            try:
+                await asyncio.wait_for(self._news.wait(), left_seconds)
+            except TimeoutError:
+                continue
         self.note = ""
 
     async def during(self, seconds: float) -> None:
         """Let time pass, unless something fails."""
         ends = time.monotonic() + seconds
         while (left_seconds := ends - time.monotonic()) > 0:
-            await self._change(left_seconds)
-
-    async def _change(self, seconds: float) -> None:
-        """Wait until something changes, at most so long; raise what has failed."""
-        if self.failure is not None:
-            raise self.failure
-        self._news.clear()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._news.wait(), seconds)
+            if self.failure is not None:
+                raise self.failure
+            self._news.clear()
+            try:
+                await asyncio.wait_for(self._news.wait(), left_seconds)
+            except TimeoutError:
+                return
 
 
 LOOK_SECONDS = 0.4

@@ -236,7 +236,15 @@ def _index(files: Files, path: str, owner: bytes) -> list[RunInfo]:
 
 
 def _quarantined(item: Quarantined) -> QuarantineInfo:
-    return QuarantineInfo(item.id, item.at_unix_ms, item.reason, *item.key, item.existing_offset, item.detail)
+    return QuarantineInfo(
+        item.id,
+        item.at_unix_ms,
+        item.reason,
+        item.key.from_zone,
+        item.key.message_id,
+        item.existing_offset,
+        item.detail,
+    )
 
 
 def _size(files: Files, path: str) -> int:

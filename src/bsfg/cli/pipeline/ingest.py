@@ -132,7 +132,11 @@ def show_look(seen: Look, sources: Sources, plan: IngestPlan, json: bool) -> Non
             {
                 "dry_run": True,
                 "stream": plan.stream,
-                **{name: getattr(seen, name) for name in ("whole", "rows", "facts", "rejected", "first_facts")},
+                "whole": seen.whole,
+                "rows": seen.rows,
+                "facts": seen.facts,
+                "rejected": seen.rejected,
+                "first_facts": seen.first_facts,
                 "first_rejects": rejects,
                 "repeated_ids": repeated,
                 "left_out": sources.left_out,

@@ -90,7 +90,7 @@ def options_of(config: ZoneConfig, row: PipelineTable) -> dict[str, Any]:
     except Exception as error:
         says = error.format_message() if hasattr(error, "format_message") else str(error)
         raise InvalidArgument(f"{where}: {says}", hint=f"See `bsfg pipeline {row.kind} --help`.") from None
-    return {name: config.path(value).absolute() if isinstance(value, Path) else value for name, value in found.items()}
+    return {name: _placed(config, value) for name, value in found.items()}
 
 
 def _is_argument(param: Any) -> bool:
@@ -126,6 +126,10 @@ def _text(where: str, key: str, value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise InvalidArgument(f"{where}: {key} must be a text or a number, not {value!r}")
     return str(value)
+
+
+def _placed(config: ZoneConfig, value: Any) -> Any:
+    return config.path(value).absolute() if isinstance(value, Path) else value
 
 
 def _placed_file(config: ZoneConfig, text: str | None) -> str | None:
@@ -176,20 +180,8 @@ def made(zone: ZoneConfig, row: PipelineTable, place: RunPlace) -> KeptPipeline:
             return KeptSink(partial(webhook_sink, **given), f"post {options['consumer']} to {where}")
 
 
-class _TellsByItself:
-    """A pipeline that writes into its diary as it goes, and looks by itself at the event that ends it."""
-
-    __slots__ = ()
-
-    def look(self, diary: Diary) -> None:
-        """It writes by itself."""
-
-    def end(self) -> None:
-        """Its jobs are cancelled; what was under way begins again with the next run."""
-
-
 @dataclass(slots=True)
-class KeptLinks(_TellsByItself):
+class KeptLinks:
     """Moves inbound links, as `bsfg pipeline replicate` does."""
 
     name: str
@@ -236,6 +228,12 @@ class KeptLinks(_TellsByItself):
             diary.progress = f"the node is away: {found.node_away}"
         elif any(link.lease == link.plan.holder for link in found.links) or not found.links:
             diary.good()
+
+    def look(self, diary: Diary) -> None:
+        """It writes by itself."""
+
+    def end(self) -> None:
+        """It looks at the event by itself."""
 
 
 @dataclass(slots=True)
@@ -303,7 +301,7 @@ class KeptLanding:
 
 
 @dataclass(slots=True)
-class KeptIngest(_TellsByItself):
+class KeptIngest:
     """Makes facts of the files of a folder and of those that come, as `bsfg pipeline ingest` does."""
 
     wish: IngestWish
@@ -372,9 +370,15 @@ class KeptIngest(_TellsByItself):
         if ending.is_set():
             raise InvalidArgument("the run was ended")
 
+    def look(self, diary: Diary) -> None:
+        """It writes by itself."""
+
+    def end(self) -> None:
+        """Its jobs are cancelled; what is under way begins again with the next run."""
+
 
 @dataclass(slots=True)
-class KeptAudit(_TellsByItself):
+class KeptAudit:
     """Compares both ends of a link, as `bsfg pipeline audit` does."""
 
     given: Mapping[str, Any]
@@ -405,6 +409,12 @@ class KeptAudit(_TellsByItself):
         facts = counted(verdict.facts, "fact")
         diary.finding = "" if verdict.clean else f"{kinds or 'a check failed'} among {facts} of {verdict.link}"
         diary.progress = f"clean: {facts}, the same at both ends" if verdict.clean else f"not clean: {diary.finding}"
+
+    def look(self, diary: Diary) -> None:
+        """It writes by itself."""
+
+    def end(self) -> None:
+        """Its jobs are cancelled; nothing was written at either end."""
 
 
 @dataclass(slots=True)

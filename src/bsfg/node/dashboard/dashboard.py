@@ -46,8 +46,13 @@ class Actions:
 
     def __init__(self, admin: Administration, clock: Clock) -> None:
         self._admin, self._clock = admin, clock
-        acts = (self.hold, self.release, self.retry, self.drop, self.reload)
-        self.table: dict[str, Act] = {act.__name__: act for act in acts}
+        self.table: dict[str, Act] = {
+            "hold": self.hold,
+            "release": self.release,
+            "retry": self.retry,
+            "drop": self.drop,
+            "reload": self.reload,
+        }
 
     async def hold(self, caller: Caller, given: dict[str, Any]) -> dict[str, Any]:
         """Close a gate, for a while or until it is released."""

@@ -79,8 +79,16 @@ def fact_columns(plan: IngestPlan) -> list[str]:
     """Name the columns that the facts of a plan have in Spark."""
     optional = ("message_id", "correlation_id", "causation_id", "object_media_type", "object_schema")
     used = [name for name in optional if name in plan.fields]
-    labels = ["labels"] if plan.labels else []
-    return [*used, "from_zone", "to_zone", "produced_at", *labels, "subject", "predicate", "object"]
+    return [
+        *used,
+        "from_zone",
+        "to_zone",
+        "produced_at",
+        *(["labels"] if plan.labels else []),
+        "subject",
+        "predicate",
+        "object",
+    ]
 
 
 def fact_schema(plan: IngestPlan) -> pa.Schema:

@@ -16,7 +16,7 @@ import orjson
 
 from bsfg.artifacts import ArtifactStats, Collected, StoredArtifact, StoredContent, check_digest, check_name
 from bsfg.clock import SystemClock
-from bsfg.disk import is_damage, move_away, unless_lost
+from bsfg.disk import is_damage, move_away
 from bsfg.errors import (
     ArtifactStoreFull,
     DigestMismatch,
@@ -323,9 +323,14 @@ class FolderMemory:
 
     def _read(self) -> bytes | None:
         with translating("reading the references of artifacts"):
-            whole = unless_lost(lambda: self._store._read_whole(REFERENCES))
-        if whole is None:
-            return None
+            try:
+                whole = self._store._read_whole(REFERENCES)
+            except FileNotFoundError:
+                return None
+            except OSError as error:
+                if not is_damage(error):
+                    raise
+                return None
         check, data = whole[:32], whole[32:]
         return data if hashlib.sha256(data).digest() == check else None
 

@@ -45,8 +45,15 @@ class ContentPlace:
 class JetStreamArtifacts(SharedArtifacts):
     """The artifacts of a zone in its streams."""
 
-    def __init__(self, zone: JetStreamZone, clock: Clock, **limits: int | None) -> None:
-        super().__init__(clock, **limits)
+    def __init__(
+        self,
+        zone: JetStreamZone,
+        clock: Clock,
+        *,
+        max_artifact_bytes: int | None = None,
+        capacity_bytes: int | None = None,
+    ) -> None:
+        super().__init__(clock, max_artifact_bytes=max_artifact_bytes, capacity_bytes=capacity_bytes)
         self._zone, self._server = zone, zone.server
         self._content = {
             what.removeprefix(f"{_CONTENT}."): ContentPlace(**orjson.loads(data))

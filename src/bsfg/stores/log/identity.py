@@ -18,7 +18,6 @@ import orjson
 import pyarrow as pa
 
 from bsfg.columns import FACT_SCHEMA
-from bsfg.disk import unless_lost
 from bsfg.errors import FormatUnsupported
 from bsfg.stores.log.damage import is_damage, readable
 from bsfg.stores.log.files import Files, write_whole
@@ -63,8 +62,13 @@ class LogIdentity:
 def read_identity(files: Files, folder: str) -> LogIdentity | None:
     """Read the identity of a log; None when it was never written or cannot be read."""
     path = f"{folder}/log.json"
-    text = unless_lost(lambda: bytes(files.read(path)))
-    if text is None:
+    try:
+        text = bytes(files.read(path))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if not is_damage(error):
+            raise
         return None
     try:
         data = orjson.loads(text)

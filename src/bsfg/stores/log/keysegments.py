@@ -18,8 +18,7 @@ import pyarrow as pa
 
 from bsfg.batch import EntryBatch, FactBatch, LatestEntries
 from bsfg.digest import RangeDigest
-from bsfg.disk import unless_lost
-from bsfg.stores.log.damage import patiently
+from bsfg.stores.log.damage import is_damage, patiently
 from bsfg.stores.log.files import Files, write_aside
 from bsfg.stores.log.notes import Anchor
 from bsfg.stores.log.segments import Hole, SegmentFile, joined
@@ -78,8 +77,15 @@ def keys_of(
 
 def read(files: Files, folder: str, name: KeySegmentName) -> pa.RecordBatch | None:
     """Read a key segment; None when it is missing or damaged."""
-    data = unless_lost(lambda: bytes(patiently(lambda: files.read(f"{folder}/keys/{name.file_name}"))))
-    if data is None or data[:8] != MAGIC or crc32c.crc32c(data[16:]) != int.from_bytes(data[8:12], "little"):
+    try:
+        data = bytes(patiently(lambda: files.read(f"{folder}/keys/{name.file_name}")))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if not is_damage(error):
+            raise
+        return None
+    if data[:8] != MAGIC or crc32c.crc32c(data[16:]) != int.from_bytes(data[8:12], "little"):
         return None
     try:
         keys = pa.ipc.read_record_batch(pa.py_buffer(data[16:]), KEY_SCHEMA)

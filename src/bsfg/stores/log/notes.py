@@ -10,13 +10,13 @@ from typing import Any
 
 import crc32c
 
-from bsfg.disk import unless_lost
 from bsfg.errors import InvalidArgument
 from bsfg.frontier import Frontier
 from bsfg.gapbook import GapBook
 from bsfg.gaps import Gap, GapRecord, GapSet, RangeSet, listed
 from bsfg.ports import Quarantined
 from bsfg.retention import GapReason
+from bsfg.stores.log.damage import is_damage
 from bsfg.stores.log.files import Files
 from bsfg.stores.log.journal import Journal, Record, read_journal
 from bsfg.stores.log.quarantine import Quarantine
@@ -257,8 +257,15 @@ def boot_id() -> bytes:
 def read_watermark(files: Files, folder: str) -> tuple[bytes, int, int] | None:
     """Read how far the writer last said the log is durable: boot, end and size of the active segment."""
     for _ in range(_WATERMARK_LOOKS):
-        data = unless_lost(lambda: files.read_at(f"{folder}/durable", 0, WATERMARK.size))
-        if data is None or len(data) < WATERMARK.size:
+        try:
+            data = files.read_at(f"{folder}/durable", 0, WATERMARK.size)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            if not is_damage(error):
+                raise
+            return None
+        if len(data) < WATERMARK.size:
             return None
         boot, end, size, crc = WATERMARK.unpack(data)
         if crc32c.crc32c(data[:-4]) == crc:

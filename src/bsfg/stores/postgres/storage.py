@@ -30,8 +30,15 @@ _REFERENCES = "references"
 class PostgresArtifacts(SharedArtifacts):
     """The artifacts of a zone in its database."""
 
-    def __init__(self, database: Database, clock: Clock, **limits: int | None) -> None:
-        super().__init__(clock, **limits)
+    def __init__(
+        self,
+        database: Database,
+        clock: Clock,
+        *,
+        max_artifact_bytes: int | None = None,
+        capacity_bytes: int | None = None,
+    ) -> None:
+        super().__init__(clock, max_artifact_bytes=max_artifact_bytes, capacity_bytes=capacity_bytes)
         self._database = database
         self.references = TableMemory(database, _REFERENCES)
 
@@ -122,8 +129,10 @@ class PostgresArtifacts(SharedArtifacts):
         return Upload(int(upload))
 
     def _write(self, upload: Upload, number: int, piece: bytes) -> None:
-        row = (upload.name, number, piece)
-        asked = "INSERT INTO artifact_chunk VALUES (%s, %s, %b) ON CONFLICT DO NOTHING"
+        row, asked = (
+            (upload.name, number, piece),
+            "INSERT INTO artifact_chunk VALUES (%s, %s, %b) ON CONFLICT DO NOTHING",
+        )
         self._database.change("storing an artifact", lambda connection: connection.execute(asked, row))
 
     def _admit(self, upload: Upload, content: StoredContent) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from bsfg.errors import (
@@ -83,10 +83,16 @@ class ConsumerCursor:
 
 def as_document(cursor: ConsumerCursor) -> dict[str, Any]:
     """Give the values from which a cursor can be read again, all of a kind that JSON has."""
+    spec, frontier = cursor.spec, cursor.frontier
     return {
-        **asdict(cursor.spec),
-        "committed": cursor.frontier.committed,
-        "ranges": cursor.frontier.ranges,
+        "name": spec.name,
+        "stream": spec.stream,
+        "buffer": spec.buffer,
+        "start": spec.start,
+        "start_value": spec.start_value,
+        "required": spec.required,
+        "committed": frontier.committed,
+        "ranges": frontier.ranges,
         "log_id": cursor.log_id,
         "created_unix_ms": cursor.created_unix_ms,
         "retired_reason": cursor.retired_reason,
