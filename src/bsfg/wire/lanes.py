@@ -24,7 +24,7 @@ LANES_WINDOW_FRAMES = 256
 """How many frames of all lanes together may be without an ack; each link has its own bound below it."""
 
 MORE_FRAMES, MORE_BYTES = 32, 32 << 10
-"""How many frames share a message, and how large one is to which no other is added."""
+"""How many frames share a message, and how large they are together at the most; a larger one goes alone."""
 
 
 class LaneFrames(FrameStream[PutOutcome]):
